@@ -1,0 +1,34 @@
+"""`python -m benchmarks NAME [--quick]`: one benchmark, or `all`. Exit code 1 when a bar fails."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+
+from benchmarks.bars import save_section
+
+NAMES = ("throughput", "simulator", "wire", "gpu")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the bars that Gossamer must hold.")
+    parser.add_argument("name", choices=(*NAMES, "all"))
+    parser.add_argument("--quick", action="store_true", help="smaller samples; RESULTS.md is left as it is")
+    options = parser.parse_args(arguments)
+    chosen = NAMES if options.name == "all" else (options.name,)
+    return 0 if all([run_one(name, quick=options.quick) for name in chosen]) else 1
+
+
+def run_one(name: str, *, quick: bool) -> bool:
+    """Run, print, keep. A skipped benchmark leaves the kept table of a machine that could run it."""
+    print(f"== {name}", flush=True)
+    report = import_module(f"benchmarks.{name}").run(quick=quick)
+    print("\n".join(report.lines()), flush=True)
+    if not quick and not report.skipped:
+        save_section(name, report)
+    return report.passed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the swarm says about itself: signed records in a distributed hash table."""

@@ -1,0 +1,228 @@
+# pyright: basic
+"""The places where we reach into hivemind: its validator hook, its store, its daemon. Only `dht.node` uses this.
+
+hivemind has no types, hence "basic". Each class here exists for a trap that was met:
+- RecordGate: hivemind's default is to let every record in.
+- BoundedStorage: its store has no bound on keys or entries.
+- LateCalls: a reply that meets its own cancellation kills the one task that reads all unary traffic, after which
+  every call hangs in silence; so does every call after the daemon died.
+- watch_daemon: nobody tells us that the daemon or one of those tasks is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto import dht_pb2
+
+from dht.directory import PLAIN
+from dht.records import unpack
+from dht.validators import check_entry, open_envelope
+from protocols.errors import RemoteProtocolError
+from protocols.swarm import PeerId
+
+KEYS_MAX = 1024  # a run has 16 shards, its spec and at most one claim key a stage
+ENTRIES_PER_KEY_MAX = 512  # a shard of 512 records stays far below the 4 MiB at which a key turns unreadable
+RPC_TIMEOUT_S = 1.5  # hivemind's 3 s makes each frozen peer cost seconds
+BLACKLIST_S = 30.0
+_SWEEP_S = 5.0
+_DAEMON_EXIT_S = 3.0
+
+
+class RecordGate(RecordValidatorBase):
+    """`dht.validators` as hivemind's hook. Entries come here sealed, so there is nothing left to sign or strip."""
+
+    def __init__(self, run_ids: Collection[str] | None) -> None:
+        self._run_ids = run_ids
+
+    def validate(self, record: DHTRecord) -> bool:
+        return self.refusal(record) is None
+
+    def refusal(self, record: DHTRecord) -> str | None:
+        """Why not; None: welcome."""
+        try:
+            subkey, blob = unpack(record.subkey), unpack(record.value)
+            if not isinstance(blob, bytes) or not (subkey is None or (isinstance(subkey, str) and subkey)):
+                raise RemoteProtocolError("record-envelope")
+            envelope = open_envelope(blob)
+            if DHTID.generate(envelope.key).to_bytes() != record.key:
+                raise RemoteProtocolError("record-key", "sealed for another key")
+            check_entry(
+                envelope,
+                PLAIN if subkey is None else subkey,
+                record.expiration_time,
+                now_unix_s=time.time(),
+                run_ids=self._run_ids,
+            )
+        except RemoteProtocolError as error:
+            return error.reason
+        return None
+
+
+class BoundedStorage(DHTLocalStorage):
+    """Refuses what would make it grow without end; those already in stay."""
+
+    def __init__(self) -> None:
+        super().__init__(maxsize=KEYS_MAX)
+
+    def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
+        held = self.get(key)
+        entries = None if held is None else held.value
+        full = isinstance(entries, DictionaryDHTValue) and len(entries) >= ENTRIES_PER_KEY_MAX
+        if full and subkey not in entries:
+            return False
+        return super().store_subkey(key, subkey, value, expiration_time)
+
+
+class _LateFuture(asyncio.Future):
+    """Takes a result that comes too late without complaint."""
+
+    def set_result(self, result: Any) -> None:
+        if not self.done():
+            super().set_result(result)
+
+    def set_exception(self, exception: Any) -> None:
+        if not self.done():
+            super().set_exception(exception)
+
+
+class LateCalls(dict):
+    """The library's table of open unary calls, with futures that survive the race; closed, each new call fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed_because: str | None = None
+
+    def __setitem__(self, call_id: Any, future: asyncio.Future) -> None:
+        late = _LateFuture()
+        if self._closed_because is not None:
+            late.set_exception(ConnectionError(self._closed_because))
+        super().__setitem__(call_id, late)
+
+    def close(self, reason: str) -> None:
+        self._closed_because = reason
+        for future in list(self.values()):
+            future.set_exception(ConnectionError(reason))
+
+
+def install_late_calls(p2p: P2P) -> LateCalls:
+    """At once after P2P.create, before the first call."""
+    control = p2p._client.control
+    assert not control._pending_calls, "calls are under way already"
+    control._pending_calls = LateCalls()
+    return control._pending_calls
+
+
+async def watch_daemon(p2p: P2P, calls: LateCalls) -> str:
+    """Returns why the daemon is of no use any more; by then all open calls have failed, and so will new ones."""
+    control = p2p._client.control
+    exit_task = asyncio.ensure_future(p2p._child.wait())
+    causes = {
+        exit_task: "the libp2p daemon exited",
+        control._read_task: "the task that reads from the libp2p daemon ended",
+        control._write_task: "the task that writes to the libp2p daemon ended",
+    }
+    try:
+        while True:
+            ended, _ = await asyncio.wait(causes, timeout=_SWEEP_S, return_when=asyncio.FIRST_COMPLETED)
+            if ended:
+                reason = next(text for task, text in causes.items() if task in ended)
+                calls.close(reason)
+                return reason
+            _drop_finished_handlers(control)
+    finally:
+        exit_task.cancel()
+
+
+def _drop_finished_handlers(control: Any) -> None:
+    """The library forgets to when the caller gave up: a leak of one task for each remote timeout."""
+    for call_id, task in list(control._handler_tasks.items()):
+        if task.done():
+            control._handler_tasks.pop(call_id, None)
+
+
+async def shut_down_daemon(p2p: P2P) -> None:
+    """No process is left when this returns, not even a stopped or hanging one."""
+    try:
+        await asyncio.wait_for(p2p.shutdown(), _DAEMON_EXIT_S)
+    except asyncio.TimeoutError:
+        p2p._child.kill()
+        await p2p._child.wait()
+
+
+async def create_dht_node(p2p: P2P, gate: RecordGate) -> DHTNode:
+    """A table of one; `ping` makes it part of the others' table."""
+    node = await DHTNode.create(
+        p2p=p2p,
+        record_validator=gate,
+        wait_timeout=RPC_TIMEOUT_S,
+        blacklist_time=BLACKLIST_S,
+        backoff_rate=1.0,  # a peer that was busy four times is not away for eight minutes
+        cache_size=KEYS_MAX,
+    )
+    node.protocol.storage = BoundedStorage()
+    return node
+
+
+async def shut_down_dht_node(node: DHTNode) -> None:
+    if node.cache_refresh_task is not None:
+        node.cache_refresh_task.cancel()
+    await node.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """`offset_s`: how far the other clock is ahead of ours; `spread_s`: how uncertain that is."""
+
+    offset_s: float
+    spread_s: float
+    can_call_back: bool
+
+
+async def ping(node: DHTNode, peer: PeerId, timeout_s: float = RPC_TIMEOUT_S) -> Pong | None:
+    """Call a peer; when it answers, each is in the other's routing table. None: it did not answer."""
+    peer_id = PeerID.from_base58(peer)
+    request = dht_pb2.PingRequest(peer=node.protocol.node_info, validate=True)
+    sent_unix_s = time.time()
+    try:
+        pong = await node.protocol.get_stub(peer_id).rpc_ping(request, timeout=timeout_s)
+        other = DHTID.from_bytes(pong.peer.node_id)
+    except Exception:  # the library raises whatever broke below it, and only "no answer" matters here
+        return None
+    spread_s = (time.time() - sent_unix_s) / 2
+    await node.protocol.update_routing_table(other, peer_id, responded=True)
+    return Pong(pong.dht_time - sent_unix_s - spread_s, spread_s, bool(pong.available))
+
+
+async def find_neighbours(node: DHTNode) -> None:
+    """Fill the routing table from those one already knows."""
+    await node.find_nearest_nodes([node.node_id])
+
+
+async def store(node: DHTNode, key: str, subkey: str | None, sealed: bytes, expiry_unix_s: float) -> bool:
+    return bool(await node.store(key, sealed, expiry_unix_s, subkey=subkey))
+
+
+async def read_latest(node: DHTNode, keys: Iterable[str]) -> dict[str, dict[str, tuple[bytes, float]]]:
+    """Sealed entries with their expiry, newest of all replicas; PLAIN is the subkey of an entry without one."""
+    found: dict[str, dict[str, tuple[bytes, float]]] = {}
+    for key, result in (await node.get_many(list(keys), sufficient_expiration_time=float("inf"))).items():
+        if result is None:
+            continue
+        entries = result.value if isinstance(result.value, dict) else {PLAIN: result}
+        found[key] = {name: (entry.value, entry.expiration_time) for name, entry in entries.items()}
+    return found
+
+
+def num_neighbours(node: DHTNode) -> int:
+    """Entries of the routing table."""
+    return len(node.protocol.routing_table.uid_to_peer_id)

@@ -1,0 +1,219 @@
+"""DhtNode: this process's libp2p daemon and its part of the table, in the event loop that starts it.
+
+One process, one loop, no fork: the daemon ends with its last control connection, so even a kill -9 of this process
+leaves nothing behind. Start-up faults are told in words; from then on the network's faults are return values.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+
+from dht import engine
+from dht.addresses import Maddr, parse_announce_maddr, parse_host_maddr, parse_initial_peer, public_first
+from dht.directory import PLAIN, DirectoryUnavailable, next_expiry
+from dht.engine import LateCalls, Pong, RecordGate
+from dht.identity import Identity
+from dht.reachability import check_port_free, describe_dial
+from dht.validators import open_envelope, seal
+from protocols.errors import ConfigError, GossamerError
+from protocols.swarm import PeerId
+
+CLOCK_OFFSET_MAX_S = 3.0  # times to live are a few heartbeats; beyond that, records seem dead or immortal
+CALL_MAX_S = 6.0  # a store or a read; with frozen replicas it takes two RPC time-outs
+JOIN_S = 12.0  # how long a bootstrap peer may take to answer: it may just be starting too
+REJOIN_S = 30.0
+_REJOIN_ALONE_S = 3.0
+_JOIN_RETRY_S = 0.5
+
+_log = logging.getLogger(__name__)
+_ResultT = TypeVar("_ResultT")
+
+
+class CannotReachSwarm(GossamerError):
+    """None of the bootstrap addresses led to a peer; the message says what each of them met."""
+
+
+class DhtNode:
+    """A Directory over the network. Its entries are sealed with the identity's key."""
+
+    def __init__(self, identity: Identity, p2p: P2P, node: Any, calls: LateCalls) -> None:
+        self._identity = identity
+        self._p2p = p2p
+        self._node = node
+        self._calls = calls
+        self._initial_peers: tuple[Maddr, ...] = ()
+        self._expiries: dict[tuple[str, str], float] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.clock_offset_s = 0.0
+        """How far the bootstrap peers' clocks are ahead of ours (median); 0 without any."""
+
+    @classmethod
+    async def start(
+        cls,
+        identity: Identity,
+        *,
+        host_maddrs: Sequence[str],
+        announce_maddrs: Sequence[str] = (),
+        initial_peers: Sequence[str] = (),
+        run_ids: Sequence[str] | None = None,
+        use_relay: bool = True,
+        auto_nat: bool = False,
+        startup_timeout_s: float = 60.0,
+        on_dead: Callable[[str], None] | None = None,
+    ) -> DhtNode:
+        """Start and join. `run_ids` None: keep records of any run, as a bootstrap peer may.
+
+        `auto_nat` also looks for relays and punches holes; it probes the network, so tests leave it off.
+        `on_dead(reason)` is called once when the daemon is lost: close this node and start another.
+        """
+        hosts = [parse_host_maddr(text) for text in host_maddrs]
+        announced = [parse_announce_maddr(text) for text in announce_maddrs]
+        initial = tuple(
+            maddr for maddr in map(parse_initial_peer, initial_peers) if maddr.peer != identity.peer_id
+        )
+        for maddr in hosts:
+            check_port_free(maddr)
+        p2p = await _start_daemon(
+            identity,
+            timeout_s=startup_timeout_s,
+            host_maddrs=[maddr.text for maddr in hosts],
+            announce_maddrs=[maddr.text for maddr in announced] or None,
+            initial_peers=[maddr.text for maddr in initial] or None,
+            use_relay=use_relay,
+            use_auto_relay=use_relay and auto_nat,
+            auto_nat=auto_nat,
+        )
+        calls = engine.install_late_calls(p2p)
+        try:
+            node = cls(identity, p2p, await engine.create_dht_node(p2p, RecordGate(run_ids)), calls)
+            await node._join(initial)
+        except BaseException:
+            await engine.shut_down_daemon(p2p)
+            raise
+        node._tasks = [asyncio.create_task(node._watch(on_dead)), asyncio.create_task(node._stay_joined())]
+        return node
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self._identity.peer_id
+
+    @property
+    def p2p(self) -> P2P:
+        return self._p2p
+
+    def now_unix_s(self) -> float:
+        return time.time()
+
+    async def visible_maddrs(self) -> tuple[str, ...]:
+        """Own addresses with the peer id, ready to paste on another machine: public first, loopback last."""
+        maddrs = await self._bounded(self._p2p.get_visible_maddrs(latest=True), [])
+        return public_first(str(maddr) for maddr in maddrs)
+
+    async def put(self, key: str, subkey: str, value: bytes, *, ttl_s: float) -> bool:
+        place = (key, subkey)
+        expiry = self._expiries[place] = next_expiry(self.now_unix_s(), ttl_s, self._expiries.get(place))
+        sealed = seal(key, subkey, value, expiry, self._identity.sign)
+        name = None if subkey == PLAIN else subkey
+        return await self._bounded(engine.store(self._node, key, name, sealed, expiry), False)
+
+    async def get_many(self, keys: Iterable[str]) -> dict[str, dict[str, bytes]]:
+        found = await self._bounded(engine.read_latest(self._node, keys), None)
+        if found is None:
+            raise DirectoryUnavailable(f"no answer within {CALL_MAX_S:g} s")
+        return {key: live for key, entries in found.items() if (live := self._unexpired(entries))}
+
+    async def close(self) -> None:
+        """Stop serving and end the daemon; no process is left."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._bounded(engine.shut_down_dht_node(self._node), None)
+        self._calls.close("this peer is leaving")
+        await engine.shut_down_daemon(self._p2p)
+
+    def _unexpired(self, entries: Mapping[str, tuple[bytes, float]]) -> dict[str, bytes]:
+        now = self.now_unix_s()
+        return {name: open_envelope(sealed).value for name, (sealed, expiry) in entries.items() if expiry > now}
+
+    async def _bounded(self, call: Awaitable[_ResultT], otherwise: _ResultT) -> _ResultT:
+        """The result, or `otherwise` when it takes too long or the daemon is gone."""
+        try:
+            return await asyncio.wait_for(call, CALL_MAX_S)
+        except (asyncio.TimeoutError, OSError, P2PDaemonError) as error:
+            _log.debug("the table did not answer: %s", error or type(error).__name__)
+            return otherwise
+
+    async def _watch(self, on_dead: Callable[[str], None] | None) -> None:
+        reason = await engine.watch_daemon(self._p2p, self._calls)
+        _log.error("%s: this peer cannot reach anybody any more", reason)
+        if on_dead is not None:
+            on_dead(reason)
+
+    # ---- joining --------------------------------------------------------------------------------------------------
+
+    async def _join(self, initial: tuple[Maddr, ...]) -> None:
+        if not initial:
+            return
+        deadline = time.monotonic() + JOIN_S
+        while not (pongs := await self._ping_all(initial)):
+            if time.monotonic() > deadline:
+                raise CannotReachSwarm(await _describe_all(initial))
+            await asyncio.sleep(_JOIN_RETRY_S)
+        self._initial_peers = initial
+        self._check_clock(pongs)
+        if not any(pong.can_call_back for pong in pongs):
+            _log.warning("bootstrap peers cannot call this peer back: a firewall or NAT is in the way")
+        await self._bounded(engine.find_neighbours(self._node), None)
+
+    async def _ping_all(self, maddrs: Sequence[Maddr]) -> list[Pong]:
+        peers = sorted({maddr.peer for maddr in maddrs if maddr.peer is not None})
+        pongs = await asyncio.gather(*(engine.ping(self._node, peer) for peer in peers))
+        return [pong for pong in pongs if pong is not None]
+
+    def _check_clock(self, pongs: Sequence[Pong]) -> None:
+        """The median decides: one bootstrap peer with a wrong clock keeps nobody out."""
+        median = sorted(pongs, key=lambda pong: pong.offset_s)[len(pongs) // 2]
+        self.clock_offset_s = median.offset_s
+        if abs(median.offset_s) > CLOCK_OFFSET_MAX_S + median.spread_s:
+            relation = "behind" if median.offset_s > 0 else "ahead of"
+            raise ConfigError(
+                f"this machine's clock is {abs(median.offset_s):.1f} s {relation} that of the {len(pongs)} bootstrap "
+                f"peer(s) that answered; at most {CLOCK_OFFSET_MAX_S:g} s can be borne. Set the clock (on Linux: "
+                "timedatectl set-ntp true) and start again"
+            )
+
+    async def _stay_joined(self) -> None:
+        """Call the bootstrap peers now and then: heals a swarm that fell in two, and a peer whose network was away."""
+        while self._initial_peers:
+            alone = not engine.num_neighbours(self._node)
+            await asyncio.sleep(_REJOIN_ALONE_S if alone else REJOIN_S)
+            pongs = await self._ping_all(self._initial_peers)
+            if pongs:
+                self.clock_offset_s = statistics.median(pong.offset_s for pong in pongs)
+
+
+async def _start_daemon(identity: Identity, *, timeout_s: float, **settings: Any) -> P2P:
+    try:
+        return await P2P.create(
+            identity_path=str(identity.path),
+            check_if_identity_free=False,  # costs a second daemon, and cannot read Ed25519 files
+            nat_port_map=False,
+            startup_timeout=timeout_s,
+            **settings,
+        )
+    except P2PDaemonError as error:
+        raise GossamerError(f"the libp2p daemon did not start: {error}") from None
+
+
+async def _describe_all(maddrs: Sequence[Maddr]) -> str:
+    met = await asyncio.gather(*map(describe_dial, maddrs))
+    lines = [f"\n  {maddr.text}: {what}" for maddr, what in zip(maddrs, met, strict=True)]
+    return "no bootstrap peer could be reached:" + "".join(lines)

@@ -1,0 +1,1 @@
+"""Everything that touches a parameter: one runtime, called from one thread."""

@@ -1,0 +1,41 @@
+"""Own pings to the peers that work of ours depends on: a frozen peer gives no other sign (HIVEMIND.md 4.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from peer.transport import PeerUnreachable, Transport
+from protocols.core import PeerCore
+from protocols.events import Event, SendFailed
+from protocols.swarm import PeerId
+
+
+class Liveness:
+    """Calls them every `heartbeat_s`; `ping_misses_max` misses in a row make a peer unreachable."""
+
+    def __init__(self, core: PeerCore, transport: Transport, post: Callable[[Event], None]) -> None:
+        self._core = core
+        self._transport = transport
+        self._post = post
+        self._misses: dict[PeerId, int] = {}
+
+    async def run(self) -> None:
+        limits = self._core.spec.liveness
+        while True:
+            await asyncio.sleep(limits.heartbeat_s)
+            peers = self._core.depends_on()
+            self._misses = {peer: misses for peer, misses in self._misses.items() if peer in peers}
+            await asyncio.gather(*(self._ping(peer, limits.ping_s) for peer in sorted(peers)))
+            for peer, misses in list(self._misses.items()):
+                if misses >= limits.ping_misses_max:
+                    del self._misses[peer]
+                    self._post(SendFailed(peer=peer))
+
+    async def _ping(self, peer: PeerId, limit_s: float) -> None:
+        try:
+            await self._transport.ping(peer, limit_s)
+        except PeerUnreachable:
+            self._misses[peer] = self._misses.get(peer, 0) + 1
+        else:
+            self._misses.pop(peer, None)

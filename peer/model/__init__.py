@@ -1,0 +1,1 @@
+"""The model: LLaMa layers, and the stages they are cut into."""

@@ -1,0 +1,1 @@
+"""Decisions of a peer: pure, deterministic, without I/O, clock, thread or hivemind."""

@@ -1,0 +1,83 @@
+"""Who takes over an empty middle stage: watch, confirm, claim. One peer does it, alone.
+
+The peer that would adopt a thinly served stage calls its replicas directly at each poll of the table. When nobody
+serves the stage any more (no record, or no answer K polls running), it claims the stage in the table, waits, reads
+all claims, and goes only if its own is the first. Views may differ; the claim decides.
+"""
+
+from __future__ import annotations
+
+from protocols.events import Action, CallPeer, ClaimsRead, Count, PutClaim, ReadClaims
+from protocols.placement import adopter
+from protocols.run_spec import RunSpec
+from protocols.swarm import PeerId, SwarmView
+from protocols.timers import Timers
+
+THIN_REPLICAS = 2  # a stage with no more than that is watched
+CLAIM_SETTLE_S = 1.5  # claims written within that time of each other compete; an older one has won
+CLAIM_TTL_S = 60.0
+
+
+class Adoption:
+    """Invariant: at most one claim of ours at a time, and it has a deadline."""
+
+    def __init__(self, me: PeerId, spec: RunSpec) -> None:
+        self._me = me
+        self._spec = spec
+        self._misses: dict[PeerId, int] = {}  # direct calls in a row without an answer
+        self._empty_polls: dict[int, int] = {}
+        self._claimed: int | None = None
+        self._timers: Timers[str] = Timers()
+
+    def next_deadline(self) -> float | None:
+        return self._timers.next()
+
+    def on_view(self, view: SwarmView, now: float) -> list[Action]:
+        """At each poll: call the replicas of the stages that I would adopt; claim one that is confirmed empty."""
+        calls: list[Action] = []
+        watched: set[PeerId] = set()
+        for stage in range(1, self._spec.num_stages):
+            replicas = view.replicas(stage)
+            rest = view.without(info.peer for info in replicas)
+            mine = len(replicas) <= THIN_REPLICAS and adopter(rest, stage, self._spec.num_stages) == self._me
+            if not mine or any(info.peer == self._me for info in replicas):
+                self._empty_polls.pop(stage, None)
+                continue
+            watched.update(info.peer for info in replicas)
+            calls += [CallPeer(peer=info.peer) for info in replicas]
+            silent = all(self._misses.get(info.peer, 0) > 0 for info in replicas)
+            self._empty_polls[stage] = self._empty_polls.get(stage, 0) + 1 if silent else 0
+        self._misses = {peer: n for peer, n in self._misses.items() if peer in watched}
+        return [*calls, *self._claim(now)]
+
+    def on_ping(self, peer: PeerId, ok: bool) -> None:
+        self._misses[peer] = 0 if ok else self._misses.get(peer, 0) + 1
+
+    def _claim(self, now: float) -> list[Action]:
+        confirm = self._spec.liveness.empty_confirm
+        empty = [stage for stage, polls in sorted(self._empty_polls.items()) if polls >= confirm]
+        if self._claimed is not None or not empty:
+            return []
+        self._claimed = empty[0]
+        self._timers.set("settle", now + CLAIM_SETTLE_S)
+        claimed = Count(name="stage-claimed", detail=f"stage {empty[0]} has no replica", notable=True)
+        return [claimed, PutClaim(stage=empty[0])]
+
+    def on_deadline(self, now: float) -> list[Action]:
+        if self._timers.pop_due(now) and self._claimed is not None:
+            return [ReadClaims(stage=self._claimed)]
+        return []
+
+    def on_claims(self, event: ClaimsRead) -> int | None:
+        """The stage to adopt now, None when another peer's claim came first or the table is unreachable."""
+        if event.stage != self._claimed:
+            return None
+        self._claimed = None
+        self._empty_polls.pop(event.stage, None)
+        ages = dict(event.claims)
+        if self._me not in ages:
+            return None
+        settled = [peer for peer, age_s in ages.items() if age_s > ages[self._me] + CLAIM_SETTLE_S]
+        rivals = settled or [peer for peer, age_s in ages.items() if age_s > ages[self._me] - CLAIM_SETTLE_S]
+        winner = min(rivals)
+        return event.stage if winner == self._me else None

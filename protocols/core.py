@@ -1,0 +1,482 @@
+"""PeerCore: one `match` from event to machine. What a peer decides, and nothing else.
+
+`handle(event, now)` returns the actions to execute; the same events at the same times give the same actions. After
+each event the round is moved on as far as it goes (`_settle`), so no machine needs to call another.
+"""
+
+from __future__ import annotations
+
+from protocols.adoption import Adoption
+from protocols.donor import Donor
+from protocols.events import (
+    Action,
+    Announce,
+    BackwardDone,
+    BatchReady,
+    CallPeer,
+    ClaimsRead,
+    ComputeFailed,
+    Count,
+    DeadlineReached,
+    Event,
+    ForwardDone,
+    InnerStepDone,
+    Leave,
+    LeaveRequested,
+    LossDone,
+    MessageReceived,
+    OuterPrepared,
+    OuterStepDone,
+    PauseRequested,
+    PingDone,
+    RecoveryDone,
+    ResumeRequested,
+    RoundFinished,
+    RunInnerStep,
+    SendFailed,
+    SnapshotTaken,
+    Started,
+    ViewChanged,
+)
+from protocols.inbox import on_message, on_send_failed
+from protocols.originator import Originator
+from protocols.outer_sync import OuterSync
+from protocols.placement import choose_stage
+from protocols.recovery import Recovery, RecoveryState
+from protocols.relay import Relay
+from protocols.rounds import RoundLedger
+from protocols.run_spec import RunSpec
+from protocols.swarm import PeerId, PeerState, SwarmView
+from protocols.timers import Timers
+
+DRAIN_LIMIT_S = 5.0  # an adopter or a leaver waits so long for what it still holds
+FRESH_ROUNDS = 30  # a rebuilt stage calls itself fresh for so many rounds
+MEASURE_DECAY = 0.1
+
+
+class PeerCore:
+    """All decisions of one peer. Invariant: `originator` exists exactly while the own stage is 0 and it serves."""
+
+    def __init__(self, me: PeerId, spec: RunSpec, stage: int | None = None) -> None:
+        self.me = me
+        self.spec = spec
+        self.stage = stage  # None: chosen from the first view
+        self.view = SwarmView()
+        self.visible = SwarmView()  # without suspects
+        self.ledger = RoundLedger()
+        self.relay = Relay(me, spec, self.ledger)
+        self.originator: Originator | None = None
+        self.outer: OuterSync | None = None
+        self.donor = Donor(me)
+        self.recovery = Recovery(me, spec)
+        self.adoption = Adoption(me, spec)
+        self.suspects: dict[PeerId, float] = {}
+        self.avoided: set[PeerId] = set()  # refused work (moved, full): until the next look at the table
+        self.stepping = False
+        self.paused = False
+        self.leaving = False
+        self.forward_s = 0.0
+        self.grad_norm = 0.0
+        self._num_backwards = 0  # since the last inner step
+        self._counter = 0
+        self._fresh_until = 0
+        self._timers: Timers[str] = Timers()
+        self._announced: Announce | None = None
+
+    # ---- the one way in ----
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        actions = self._dispatch(event, now)
+        actions += self._settle(now)
+        return actions
+
+    def next_deadline(self) -> float | None:
+        machines = (self._timers, self.relay, self.donor, self.recovery, self.adoption, self.originator, self.outer)
+        deadlines = [
+            deadline_s
+            for machine in machines
+            if machine is not None
+            and (deadline_s := (machine.next() if isinstance(machine, Timers) else machine.next_deadline())) is not None
+        ]
+        return min(deadlines, default=None)
+
+    def _dispatch(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case MessageReceived():
+                return on_message(self, event.sender, event.message, now)
+            case ForwardDone() | LossDone() | BackwardDone() | BatchReady():
+                return self._on_compute(event, now)
+            case InnerStepDone():
+                return self._on_inner_step_done(event)
+            case SendFailed():
+                return on_send_failed(self, event.peer, event.message, now)
+            case DeadlineReached():
+                return self._on_deadline(now)
+            case ViewChanged():
+                return self._on_view(event.view, now)
+            case PingDone():
+                return self._on_ping(event, now)
+            case ComputeFailed():
+                return self._on_compute_failed(event, now)
+            case _:
+                return self._dispatch_rare(event, now)
+
+    def _dispatch_rare(self, event: Event, now: float) -> list[Action]:
+        match event:
+            case OuterPrepared():
+                return self.outer.on_prepared(event, self.visible, now) if self.outer is not None else []
+            case OuterStepDone():
+                return self._on_outer_step_done()
+            case SnapshotTaken():
+                return self.donor.on_taken(event, now)
+            case RecoveryDone():
+                return self._on_recovery_done(event, now)
+            case ClaimsRead():
+                return self._on_claims(event, now)
+            case Started():
+                return self._on_started(event, now)
+            case PauseRequested():
+                self.paused = True
+                return self.originator.go_away(self.visible) if self.originator is not None else []
+            case ResumeRequested():
+                return self._on_resume()
+            case LeaveRequested():
+                return self._on_leave(now)
+            case _:
+                raise AssertionError(f"unknown event {event!r}")
+
+    # ---- start, stages ----
+
+    def _on_started(self, event: Started, now: float) -> list[Action]:
+        self._see(event.view)
+        self._counter = event.resumed_counter
+        if self.stage is None:
+            self.stage = choose_stage(event.view, self.spec.num_stages)
+        if event.resumed_round is not None and not self._is_ahead(event.view, event.resumed_round):
+            self.recovery.resume_serving(self.stage)
+            return self._serve(event.resumed_round, event.resumed_outer_step)
+        return self.recovery.begin(self.stage, self.visible, now)
+
+    def _is_ahead(self, view: SwarmView, round_: int) -> bool:
+        """The own checkpoint is worth less than a sibling that has gone on training."""
+        assert self.stage is not None, "no stage chosen"
+        return any(info.round > round_ for info in view.replicas(self.stage) if info.peer != self.me)
+
+    def _on_recovery_done(self, event: RecoveryDone, now: float) -> list[Action]:
+        donors_round, donors_outer = self.recovery.target
+        actions = self.recovery.on_done(event.ok, now)
+        if self.recovery.state is RecoveryState.SERVING:
+            actions += self._serve(donors_round, donors_outer)
+        return actions
+
+    def _serve(self, round_: int, outer_step: int) -> list[Action]:
+        """The weights of the stage are in place: take part."""
+        assert self.stage is not None, "serving without a stage"
+        self.ledger.round = round_
+        self.relay.draining = False
+        self.donor.stage = self.stage
+        self.donor.round = round_
+        self.outer = OuterSync(self.me, self.spec, self.stage)
+        self.outer.outer_step = outer_step
+        self._num_backwards = 0
+        self.stepping = False
+        self._fresh_until = round_ + FRESH_ROUNDS if self.recovery.fresh else 0
+        if self.stage == 0 and not self.paused:
+            self.originator = Originator(self.me, self.spec, self.ledger, next_counter=self._counter)
+        return self.relay.admit()
+
+    def _on_claims(self, event: ClaimsRead, now: float) -> list[Action]:
+        stage = self.adoption.on_claims(event)
+        if stage is None or self.recovery.state is not RecoveryState.SERVING or self.leaving:
+            return []
+        self.recovery.state = RecoveryState.LEAVING
+        self.recovery.stage = stage
+        self.relay.draining = True
+        self._timers.set("drain", now + DRAIN_LIMIT_S)
+        return [Count(name="stage-adopted", detail=f"stage {self.stage} -> {stage}", notable=True)]
+
+    def _leave_stage(self, now: float) -> list[Action]:
+        """An adopter holds nothing any more, or has waited long enough."""
+        actions = self.relay.drop_all()
+        self._timers.clear("drain")
+        self._timers.clear("round")
+        self.outer = None
+        self.donor.forget()
+        self.donor.stage = None
+        self.stage = self.recovery.stage
+        assert self.stage is not None, "an adopter knows where to"
+        return actions + self.recovery.begin(self.stage, self.visible, now)
+
+    # ---- rounds ----
+
+    def _settle(self, now: float) -> list[Action]:
+        """Whatever the event has made possible: a step, a new round, a departure, a fresh record."""
+        actions: list[Action] = []
+        if self.recovery.state is RecoveryState.SERVING:
+            if self.originator is not None:
+                actions += self.originator.advance(self.visible, now)
+            actions += self._move_round(now)
+        elif self.recovery.state is RecoveryState.LEAVING and self.relay.is_idle and not self.stepping:
+            actions += self._leave_stage(now)
+        if self.leaving and self._holds_nothing():
+            self._timers.clear("leave")
+            actions.append(Leave())
+            self.leaving = False
+        return actions + self._announce()
+
+    def _round_keepers(self) -> list[PeerId]:
+        """Whose microbatches decide when the own round is over."""
+        if self.stage == 0:
+            return [self.me]
+        return [info.peer for info in self.visible.originators()]
+
+    def _move_round(self, now: float) -> list[Action]:
+        if self.stepping or self.ledger.round >= self.spec.rounds.total_rounds:
+            return []
+        keepers = self._round_keepers()
+        if not self.ledger.is_finished(keepers):
+            if "round" not in self._timers and self.ledger.has_begun():
+                self._timers.set("round", now + self.spec.liveness.round_s)
+            return []
+        self._timers.clear("round")
+        if self._num_backwards == 0 and self.stage != 0:
+            return self._jump(keepers, now)
+        self.stepping = True
+        return [RunInnerStep(round=self.ledger.round)]
+
+    def _jump(self, keepers: list[PeerId], now: float) -> list[Action]:
+        """Nothing was done here in this round: catch up with the originators without a step."""
+        target = min(self.ledger.lowest_announced(keepers), self.spec.rounds.total_rounds)
+        if target <= self.ledger.round:
+            return []
+        inner_steps = self.spec.outer.inner_steps
+        due = target // inner_steps * inner_steps
+        is_due = self.outer is not None and due > self.ledger.round
+        self.ledger.round = target
+        self.donor.round = target
+        outer = self.outer.on_inner_step(due) if is_due and self.outer is not None else []
+        return [*outer, *self.relay.admit(), *self._move_round(now)]
+
+    def _on_inner_step_done(self, event: InnerStepDone) -> list[Action]:
+        if not self.stepping:
+            return []  # of the stage that was left meanwhile
+        self.stepping = False
+        self._num_backwards = 0
+        self.ledger.advance()
+        self.donor.round = self.ledger.round
+        if event.grad_norm > 0:
+            self.grad_norm += MEASURE_DECAY * (event.grad_norm - self.grad_norm) if self.grad_norm else event.grad_norm
+        actions: list[Action] = [RoundFinished(round=self.ledger.round, grad_norm=event.grad_norm)]
+        if self.outer is not None:
+            actions += self.outer.on_inner_step(self.ledger.round)
+        return actions + self.relay.admit()
+
+    def _on_outer_step_done(self) -> list[Action]:
+        return self.outer.on_done() if self.outer is not None else []
+
+    # ---- compute ----
+
+    def _on_compute(self, event: ForwardDone | LossDone | BackwardDone | BatchReady, now: float) -> list[Action]:
+        mine = self.originator if event.key.originator == self.me else None
+        match event:
+            case ForwardDone():
+                self._measure_forward(event.seconds)
+                if mine is not None:
+                    return mine.on_forward_done(event.key, event.packet, now)
+                return self.relay.on_forward_done(event.key, event.packet)
+            case BackwardDone():
+                self._num_backwards += 1
+                if mine is not None:
+                    return mine.on_backward_done(event.key)
+                return self.relay.on_backward_done(event.key, event.packet)
+            case LossDone():
+                return mine.on_loss_done(event.key, event.loss, event.packet) if mine is not None else []
+            case BatchReady():
+                return mine.on_batch_ready(event) if mine is not None else []
+
+    def _measure_forward(self, seconds: float) -> None:
+        self.forward_s = self.forward_s + MEASURE_DECAY * (seconds - self.forward_s) if self.forward_s else seconds
+
+    def _on_compute_failed(self, event: ComputeFailed, now: float) -> list[Action]:
+        actions: list[Action] = [Count(name="compute-failed", detail=f"{event.job}: {event.reason}", notable=True)]
+        if event.key is not None:
+            if self.originator is not None and event.key.originator == self.me:
+                return actions + self.originator.on_compute_failed(event.key, self.visible, now)
+            return actions + self.relay.on_compute_failed(event.key)
+        if event.job == "RunInnerStep":
+            return actions + self._on_inner_step_done(InnerStepDone(round=self.ledger.round + 1, grad_norm=0.0))
+        if event.job in ("PrepareOuter", "RunOuterStep") and self.outer is not None:
+            return actions + self.outer.on_failed()
+        if event.job == "RunRecovery":
+            return actions + self.recovery.on_done(False, now)
+        if event.job == "TakeSnapshot":
+            self.donor.on_failed()
+        return actions
+
+    # ---- view, liveness ----
+
+    def _see(self, view: SwarmView) -> None:
+        """A suspect that shows a new life in the table is one no longer."""
+        for peer in list(self.suspects):
+            old, new = self.view.get(peer), view.get(peer)
+            if new is None or (old is not None and new.started_unix_s > old.started_unix_s):
+                del self.suspects[peer]
+        self.view = view
+        self.avoided.clear()
+        self._look()
+
+    def _on_view(self, view: SwarmView, now: float) -> list[Action]:
+        gone = [info.peer for info in self.view.peers if info.peer not in view and info.peer != self.me]
+        self._see(view)
+        actions: list[Action] = []
+        for peer in gone:
+            actions += self._forget(peer, now)
+        if self.recovery.state is RecoveryState.SERVING and self.stage != 0 and not self.leaving:
+            actions += self.adoption.on_view(view, now)
+        return actions
+
+    def suspect(self, peer: PeerId, now: float) -> list[Action]:
+        """We could not reach it: plan without it until it answers, or for a while."""
+        if peer == self.me:
+            return []
+        is_new = peer not in self.suspects
+        self.suspects[peer] = now + self.spec.liveness.suspect_s
+        self._timers.set("suspects", min(self.suspects.values()))
+        if not is_new:
+            return []
+        self._look()
+        counted = Count(name="suspect", detail=peer[-6:], notable=True)
+        return [counted, *self._forget(peer, now), CallPeer(peer=peer)]
+
+    def trust(self, peer: PeerId) -> None:
+        """It spoke: it lives."""
+        if peer in self.suspects:
+            del self.suspects[peer]
+            self._look()
+
+    def avoid(self, peer: PeerId) -> None:
+        """It lives but took nothing from us."""
+        self.avoided.add(peer)
+        self._look()
+
+    def _look(self) -> None:
+        self.visible = self.view.without([*self.suspects, *self.avoided])
+
+    def _forget(self, peer: PeerId, now: float) -> list[Action]:
+        """Nothing that runs through `peer` will come."""
+        self.ledger.forget_originator(peer)
+        actions = self.relay.on_peer_lost(peer)
+        if self.originator is not None:
+            actions += self.originator.on_peer_lost(peer, self.visible, now)
+        if self.outer is not None:
+            actions += self.outer.on_peer_lost(peer)
+        return actions + self.recovery.on_peer_lost(peer, self.visible, now)
+
+    def _on_ping(self, event: PingDone, now: float) -> list[Action]:
+        self.adoption.on_ping(event.peer, event.ok)
+        if event.ok:
+            self.trust(event.peer)
+            return []
+        return self.suspect(event.peer, now)
+
+    # ---- pause, leave, time ----
+
+    def _on_resume(self) -> list[Action]:
+        self.paused = False
+        if self.originator is not None:
+            self.originator.active = True
+        elif self.stage == 0 and self.recovery.state is RecoveryState.SERVING:
+            self.originator = Originator(self.me, self.spec, self.ledger, next_counter=self._counter)
+        return []
+
+    def _on_leave(self, now: float) -> list[Action]:
+        self.leaving = True
+        self.relay.draining = True
+        self._timers.set("leave", now + DRAIN_LIMIT_S)
+        return self.originator.go_away(self.visible) if self.originator is not None else []
+
+    def _holds_nothing(self) -> bool:
+        return self.relay.is_idle and (self.originator is None or self.originator.is_idle) and not self.stepping
+
+    def _on_deadline(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for name in self._timers.pop_due(now):
+            actions += self._on_timer(name, now)
+        self.donor.on_deadline(now)
+        actions += self.relay.on_deadline(now)
+        if self.originator is not None:
+            actions += self.originator.on_deadline(self.visible, now)
+        if self.outer is not None:
+            actions += self.outer.on_deadline(now)
+        return actions + self.recovery.on_deadline(self.visible, now) + self.adoption.on_deadline(now)
+
+    def _on_timer(self, name: str, now: float) -> list[Action]:
+        match name:
+            case "round":
+                late = self.ledger.give_up(self._round_keepers())
+                return [Count(name="round-deadline", detail=f"round {self.ledger.round}: {len(late)} late", notable=True)]
+            case "suspects":
+                self.suspects = {peer: until for peer, until in self.suspects.items() if until > now}
+                if self.suspects:
+                    self._timers.set("suspects", min(self.suspects.values()))
+                self._look()
+                return []
+            case "drain":
+                return self._leave_stage(now) if self.recovery.state is RecoveryState.LEAVING else []
+            case _:
+                self.leaving = False
+                return [*self.relay.drop_all(), Leave()]
+
+    # ---- the own record ----
+
+    def record(self) -> Announce:
+        """What this peer says about itself now."""
+        states = {
+            RecoveryState.JOINING: PeerState.JOINING,
+            RecoveryState.SERVING: PeerState.SERVING,
+            RecoveryState.LEAVING: PeerState.LEAVING,
+        }
+        state = states.get(self.recovery.state, PeerState.CATCHING_UP)
+        return Announce(
+            stage=self.stage,
+            state=PeerState.LEAVING if self.relay.draining else state,
+            round=self.ledger.round,
+            outer_step=self.outer.outer_step if self.outer is not None else 0,
+            forward_s=self.forward_s,
+            grad_norm=self.grad_norm,
+            fresh=self.ledger.round < self._fresh_until,
+        )
+
+    def depends_on(self) -> set[PeerId]:
+        """Peers without whom work under way here would hang: the driver pings them."""
+        peers = self.relay.depends_on()
+        if self.originator is not None:
+            peers |= self.originator.depends_on()
+        return peers - {self.me}
+
+    def _announce(self) -> list[Action]:
+        """Say it again when anything that others plan by has changed."""
+        record = self.record()
+        if self._is_news(record):
+            self._announced = record
+            return [record]
+        return []
+
+    def _is_news(self, record: Announce) -> bool:
+        """Measured numbers alone are no news; they ride along."""
+        old = self._announced
+        if old is None:
+            return True
+        return (old.stage, old.state, old.round, old.fresh) != (record.stage, record.state, record.round, record.fresh)
+
+    def check_invariants(self, now: float) -> None:
+        self.relay.check_invariants()
+        self.donor.check_invariants()
+        self.recovery.check_invariants()
+        if self.originator is not None:
+            assert self.stage == 0, "only the first stage originates"
+            self.originator.check_invariants(now)
+        if self.outer is not None:
+            self.outer.check_invariants()
+        deadline_s = self.next_deadline()
+        assert deadline_s is None or deadline_s >= now, "a deadline has passed unseen"

@@ -1,0 +1,92 @@
+"""From message to machine, and from a message that could not be sent to whoever must know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocols.events import Action, CallPeer, Count
+from protocols.messages import (
+    BoundaryActivation,
+    BoundaryGradient,
+    Message,
+    OuterAccept,
+    OuterExchange,
+    OuterOffer,
+    Release,
+    RoundPlan,
+    Undeliverable,
+    WeightsChunk,
+    WeightsRequest,
+)
+from protocols.recovery import RecoveryState
+from protocols.swarm import PeerId
+
+if TYPE_CHECKING:
+    from protocols.core import PeerCore
+
+
+def on_message(core: PeerCore, sender: PeerId, message: Message, now: float) -> list[Action]:
+    """A checked message. Whoever speaks is alive."""
+    core.trust(sender)
+    match message:
+        case BoundaryActivation():
+            return _on_activation(core, message, now)
+        case BoundaryGradient():
+            if message.key.originator == core.me:
+                return core.originator.on_gradient(message, now) if core.originator is not None else []
+            return core.relay.on_gradient(message, now)
+        case RoundPlan():
+            core.ledger.announce(sender, message.round, message.keys)
+            return []
+        case Release():
+            return core.relay.on_release(message.keys)
+        case Undeliverable():
+            return _on_undeliverable(core, sender, message, now)
+        case WeightsRequest():
+            return core.donor.on_request(sender, message, now)
+        case WeightsChunk():
+            return core.recovery.on_chunk(sender, message, core.visible, now)
+        case OuterOffer() | OuterExchange() | OuterAccept():
+            return _on_outer(core, sender, message)
+
+
+def _on_activation(core: PeerCore, message: BoundaryActivation, now: float) -> list[Action]:
+    if message.key.originator == core.me:
+        return core.originator.on_activation(message) if core.originator is not None else []
+    is_serving = core.recovery.state in (RecoveryState.SERVING, RecoveryState.LEAVING)
+    if not is_serving or message.path[message.hop].stage != core.stage:
+        return core.relay.refuse(message.key)  # the path was planned from an old record of ours
+    return core.relay.on_activation(message, now)
+
+
+def _on_undeliverable(core: PeerCore, sender: PeerId, message: Undeliverable, now: float) -> list[Action]:
+    """A relay's word is enough to go another way, not to suspect: that takes a call of our own."""
+    if core.originator is None or message.key.originator != core.me:
+        return []
+    if not core.originator.is_on_path(message):
+        return []  # of an attempt that is over, or a stranger's slander
+    core.avoid(message.unreachable)
+    actions = core.originator.on_undeliverable(message, core.visible, now)
+    return actions if message.unreachable == sender else [*actions, CallPeer(peer=message.unreachable)]
+
+
+def _on_outer(core: PeerCore, sender: PeerId, message: OuterOffer | OuterExchange | OuterAccept) -> list[Action]:
+    if core.outer is None:
+        return []
+    match message:
+        case OuterOffer():
+            return core.outer.on_offer(sender, message)
+        case OuterExchange():
+            return core.outer.on_exchange(sender, message)
+        case OuterAccept():
+            return core.outer.on_accept(sender, message)
+
+
+def on_send_failed(core: PeerCore, peer: PeerId, message: Message | None, now: float) -> list[Action]:
+    """`peer` is out of reach: that concerns everything that runs through it, not only this message."""
+    actions = core.suspect(peer, now)
+    if isinstance(message, BoundaryActivation | BoundaryGradient) and message.key.originator != core.me:
+        return [*actions, *core.relay.on_undelivered(message.key, peer)]
+    if isinstance(message, Undeliverable):
+        return [*actions, Count(name="originator-unreachable", detail=str(message.key))]
+    return actions

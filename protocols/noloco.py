@@ -1,0 +1,70 @@
+"""NoLoCo's outer step on flat fp32 tensors: one message to one partner (arXiv 2506.10911; ALGORITHMS 3).
+
+Paper's symbols: slow weights phi, fast weights theta, outer gradient Delta = theta - phi, outer momentum delta.
+In a group of two, both of our modes are a lone step plus half the difference of the two messages ("halves"):
+
+    paper     u = beta Delta + gamma phi                delta <- alpha delta + beta Delta + (u_j - u_i) / 2
+                                                        phi   <- phi + delta
+    propose   d = alpha delta + beta Delta              delta <- d
+              y = phi + beta Delta + alpha d            phi   <- y + (y_j - y_i) / 2
+
+Invariant: the pulls of a pair are opposite, so the mean over replicas is DiLoCo's for any pairing, also when
+some step alone or the codec is lossy, as long as `own_half` is what the partner decoded and no pull was clipped.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from protocols.run_spec import OuterMode, OuterSpec
+
+PULL_MAX = 3.0  # tau of ALGORITHMS 3.5: a partner moves us at most that many own outer gradients
+
+
+def half(spec: OuterSpec, *, phi: Tensor, theta: Tensor, delta: Tensor) -> Tensor:
+    """What is sent: u or y above."""
+    scaled = spec.beta * (theta - phi)
+    if spec.mode is OuterMode.PAPER:
+        return scaled.add_(phi, alpha=spec.gamma)
+    momentum = spec.alpha * delta + scaled
+    return scaled.add_(momentum, alpha=spec.alpha).add_(phi)
+
+
+def outer_step(
+    spec: OuterSpec,
+    *,
+    phi: Tensor,
+    theta: Tensor,
+    delta: Tensor,
+    own_half: Tensor | None = None,
+    partner_half: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """New (phi, delta). Without the halves: alone, as a group of one. Halves as decoded, the own one too."""
+    outer_gradient = theta - phi
+    momentum = (spec.alpha * delta).add_(outer_gradient, alpha=spec.beta)
+    pull = None
+    if own_half is not None and partner_half is not None:
+        pull = clip_pull((partner_half - own_half).mul_(0.5), outer_gradient)
+    if spec.mode is OuterMode.PAPER:
+        if pull is not None:
+            momentum.add_(pull)
+        return phi + momentum, momentum
+    slow_weights = outer_gradient.mul_(spec.beta).add_(momentum, alpha=spec.alpha).add_(phi)
+    if pull is not None:
+        slow_weights.add_(pull)
+    return slow_weights, momentum
+
+
+def clip_pull(pull: Tensor, outer_gradient: Tensor, tau: float = PULL_MAX) -> Tensor:
+    """`pull`, at most `tau` times as long as the own outer gradient: all that a broken or hostile partner can do.
+
+    A replica that has not trained since its last outer step has no measure of its own: it is not moved at all.
+    """
+    norm = float(torch.linalg.vector_norm(pull))
+    bound = tau * float(torch.linalg.vector_norm(outer_gradient))
+    if not math.isfinite(norm):  # finite elements, but beyond all measure
+        return torch.zeros_like(pull)
+    return pull if norm <= bound else pull * (bound / norm)

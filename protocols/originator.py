@@ -1,0 +1,354 @@
+"""Owning side of microbatches: rounds, window, paths, attempts. Nothing is lost, nothing runs twice at once.
+
+    FETCHING -> EMBEDDING -> OUT -return-> LOSS -> RETURNING -gradient-> CLOSING -> done
+    validation ends after LOSS
+    deadline, Undeliverable or a lost peer in OUT, LOSS, RETURNING -> attempt + 1, OUT or HELD (no feasible path)
+    sent out attempts_max times in vain -> given up, loudly
+
+Invariant: each open microbatch has exactly one live attempt, and everything in flight has a deadline. The boundary
+packet of the first forward is kept, so that a new attempt does not embed again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from protocols.events import (
+    Action,
+    BatchReady,
+    Count,
+    DropStash,
+    FetchBatch,
+    MicrobatchFinished,
+    RunBackward,
+    RunForward,
+    RunLoss,
+    Send,
+)
+from protocols.messages import (
+    BoundaryActivation,
+    BoundaryGradient,
+    Release,
+    RoundPlan,
+    TensorPacket,
+    Undeliverable,
+    WorkKey,
+)
+from protocols.microbatch import (
+    IN_FLIGHT,
+    UNSENT,
+    VALIDATION_BASE,
+    VALIDATION_BATCHES,
+    Microbatch,
+    MicrobatchState,
+)
+from protocols.planner import NoFeasiblePath, Planner
+from protocols.rounds import AWAY_ROUND, RoundLedger
+from protocols.run_spec import RunSpec
+from protocols.swarm import PeerId, SwarmView
+from protocols.timers import Timers
+
+HELD_RETRY_S = 1.0  # how often a microbatch without a feasible path looks again
+TRIP_FACTOR = 8.0  # a deadline is so many times the usual trip: machines are shared and stall
+TRIP_FLOOR_S = 5.0
+TRIP_DECAY = 0.2
+
+
+class Originator:
+    """Invariant: at most `window` microbatches are past QUEUED."""
+
+    def __init__(self, me: PeerId, spec: RunSpec, ledger: RoundLedger, *, next_counter: int = 0) -> None:
+        self._me = me
+        self._spec = spec
+        self._ledger = ledger
+        self._planner = Planner(spec=spec, me=me)
+        self._open: dict[int, Microbatch] = {}
+        self._queue: deque[int] = deque()
+        self._timers: Timers[int] = Timers()
+        self._trip_s: float | None = None
+        self.next_round = ledger.round
+        self.next_counter = next_counter
+        self._num_validations = 0
+        self.active = True  # False: paused or leaving
+        self.waiting_for: tuple[int, ...] = ()  # stages without which no path is feasible
+
+    # ---- what others ask ----
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._open
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._open) - len(self._queue)
+
+    @property
+    def is_finished(self) -> bool:
+        """The run's last round and its validation are done."""
+        return self.next_round > self._spec.rounds.total_rounds and self.is_idle
+
+    def depends_on(self) -> set[PeerId]:
+        """Relays of what is in flight."""
+        in_flight = (each for each in self._open.values() if each.state in IN_FLIGHT)
+        return {hop.peer for microbatch in in_flight for hop in microbatch.path}
+
+    def next_deadline(self) -> float | None:
+        return self._timers.next()
+
+    # ---- rounds ----
+
+    def advance(self, view: SwarmView, now: float) -> list[Action]:
+        """Begin the next round when its time has come, then fill the window. `view` is without suspects."""
+        actions = self._begin_round(view) if self._may_begin(view) else []
+        while self._queue and self.num_in_flight < self._spec.rounds.window:
+            actions += self._start(self._open[self._queue.popleft()], now)
+        return actions
+
+    def _may_begin(self, view: SwarmView) -> bool:
+        rounds = self._spec.rounds
+        if not self.active or self._queue or self.next_round > rounds.total_rounds:
+            return False
+        if self.next_round > self._ledger.round + rounds.staleness_max:
+            return False
+        if self.next_round > 0:
+            return True
+        few = [s for s in range(self._spec.num_stages) if len(view.replicas(s)) < rounds.start_replicas]
+        self.waiting_for = tuple(few)
+        return not few
+
+    def go_away(self, view: SwarmView) -> list[Action]:
+        """Pause or leave: begin no round, and let nobody wait for one."""
+        self.active = False
+        return [Send(to=peer, message=RoundPlan(round=AWAY_ROUND, keys=())) for peer in self._relays(view)]
+
+    def _begin_round(self, view: SwarmView) -> list[Action]:
+        """Plan all microbatches of the round and tell every replica what to expect."""
+        planned = self._plan_round(view)
+        if planned is None:
+            return []
+        round_ = self.next_round
+        self.next_round += 1
+        for microbatch in planned:
+            self._open[microbatch.key.counter] = microbatch
+            self._queue.append(microbatch.key.counter)
+        train = [microbatch for microbatch in planned if microbatch.train]
+        self._ledger.announce(self._me, round_, [microbatch.key for microbatch in train])
+        return self._announce(round_, train, view)
+
+    def _plan_round(self, view: SwarmView) -> list[Microbatch] | None:
+        rounds = self._spec.rounds
+        evals = self._validation_counters(view)
+        trains = range(self.next_counter, self.next_counter + rounds.microbatches)
+        if self.next_round >= rounds.total_rounds:
+            trains = range(0)  # all trained: only the last validation is left
+        self._planner.start_round()
+        planned: list[Microbatch] = []
+        for counter, train in [*((c, False) for c in evals), *((c, True) for c in trains)]:
+            path = self._planner.plan(view, counter)
+            if isinstance(path, NoFeasiblePath):
+                self.waiting_for = path.empty_stages
+                return None
+            planned.append(Microbatch(WorkKey(self._me, counter, 1), self.next_round, train, path))
+        self.waiting_for = ()
+        self.next_counter += len(trains)
+        self._num_validations += bool(evals)
+        return planned
+
+    def _validation_counters(self, view: SwarmView) -> list[int]:
+        """Own share of this round's validation batches."""
+        rounds = self._spec.rounds
+        last = self.next_round == rounds.total_rounds
+        if rounds.eval_every == 0 or (self.next_round % rounds.eval_every and not last):
+            return []
+        ids = [info.peer for info in view.originators()]
+        first = ids.index(self._me) if self._me in ids else 0
+        base = VALIDATION_BASE + self._num_validations * VALIDATION_BATCHES
+        return [base + batch for batch in range(first, rounds.eval_microbatches, max(1, len(ids)))]
+
+    def _announce(self, round_: int, train: list[Microbatch], view: SwarmView) -> list[Action]:
+        keys_of: dict[PeerId, list[WorkKey]] = {peer: [] for peer in self._relays(view)}
+        for microbatch in train:
+            for hop in microbatch.path[1:]:
+                keys_of[hop.peer].append(microbatch.key)
+        return [Send(to=peer, message=RoundPlan(round=round_, keys=tuple(keys))) for peer, keys in keys_of.items()]
+
+    def _relays(self, view: SwarmView) -> list[PeerId]:
+        return [info.peer for stage in range(1, self._spec.num_stages) for info in view.replicas(stage)]
+
+    # ---- one microbatch, forward and back ----
+
+    def _start(self, microbatch: Microbatch, now: float) -> list[Action]:
+        microbatch.state = MicrobatchState.FETCHING
+        self._timers.set(microbatch.key.counter, now + self._spec.liveness.lease_s)
+        return [FetchBatch(key=microbatch.key, round=microbatch.round, train=microbatch.train)]
+
+    def on_batch_ready(self, event: BatchReady) -> list[Action]:
+        microbatch = self._open.get(event.key.counter)  # whatever its attempt is by now
+        if microbatch is None or microbatch.state is not MicrobatchState.FETCHING:
+            return []
+        microbatch.state = MicrobatchState.EMBEDDING
+        return [RunForward(key=microbatch.key, packet=None, train=microbatch.train)]
+
+    def on_forward_done(self, key: WorkKey, packet: TensorPacket, now: float) -> list[Action]:
+        microbatch = self._open.get(key.counter)
+        if microbatch is None or microbatch.state is not MicrobatchState.EMBEDDING:
+            return []
+        microbatch.packet = packet
+        return self._send_out(microbatch, now)
+
+    def _send_out(self, microbatch: Microbatch, now: float) -> list[Action]:
+        assert microbatch.packet is not None, "sent before the first forward"
+        if not microbatch.path:
+            microbatch.state = MicrobatchState.HELD
+            self._timers.set(microbatch.key.counter, now + HELD_RETRY_S)
+            return []
+        microbatch.state = MicrobatchState.OUT
+        microbatch.sent_at_s = now
+        microbatch.tries += 1
+        self._timers.set(microbatch.key.counter, now + self._trip_limit_s())
+        first = BoundaryActivation(
+            key=microbatch.key,
+            round=microbatch.round,
+            path=microbatch.path,
+            hop=1,
+            train=microbatch.train,
+            packet=microbatch.packet,
+        )
+        return [Send(to=microbatch.path[1].peer, message=first)]
+
+    def on_activation(self, message: BoundaryActivation) -> list[Action]:
+        """Our own microbatch has run its path."""
+        microbatch = self._current(message.key)
+        if microbatch is None or microbatch.state is not MicrobatchState.OUT:
+            return []
+        microbatch.state = MicrobatchState.LOSS
+        return [RunLoss(key=message.key, packet=message.packet, train=microbatch.train)]
+
+    def on_loss_done(self, key: WorkKey, loss: float, packet: TensorPacket | None) -> list[Action]:
+        microbatch = self._current(key)
+        if microbatch is None or microbatch.state is not MicrobatchState.LOSS:
+            return []
+        microbatch.loss = loss
+        if packet is None:
+            return self._close(microbatch, loss)
+        microbatch.state = MicrobatchState.RETURNING
+        hop = len(microbatch.path) - 1
+        return [Send(to=microbatch.path[hop].peer, message=BoundaryGradient(key=key, hop=hop, packet=packet))]
+
+    def on_gradient(self, message: BoundaryGradient, now: float) -> list[Action]:
+        microbatch = self._current(message.key)
+        if microbatch is None or microbatch.state is not MicrobatchState.RETURNING:
+            return []
+        microbatch.state = MicrobatchState.CLOSING
+        self._measure_trip(now - microbatch.sent_at_s)
+        self._timers.set(message.key.counter, now + self._spec.liveness.lease_s)
+        return [RunBackward(key=message.key, packet=message.packet)]
+
+    def on_backward_done(self, key: WorkKey) -> list[Action]:
+        microbatch = self._current(key)
+        if microbatch is None or microbatch.state is not MicrobatchState.CLOSING:
+            return []
+        return self._close(microbatch, microbatch.loss)
+
+    def _close(self, microbatch: Microbatch, loss: float | None) -> list[Action]:
+        key = microbatch.key
+        del self._open[key.counter]
+        self._timers.clear(key.counter)
+        self._ledger.close(key)
+        ran = {hop.stage for hop in microbatch.path}
+        skipped = tuple(stage for stage in range(self._spec.num_stages) if stage not in ran)
+        finished = MicrobatchFinished(
+            key=key, round=microbatch.round, train=microbatch.train, loss=loss, skipped=skipped
+        )
+        return [DropStash(key=key), finished]
+
+    # ---- failures ----
+
+    def is_on_path(self, message: Undeliverable) -> bool:
+        """It speaks of a live attempt, and of a peer on its path."""
+        microbatch = self._current(message.key)
+        return microbatch is not None and any(hop.peer == message.unreachable for hop in microbatch.path[1:])
+
+    def on_undeliverable(self, message: Undeliverable, view: SwarmView, now: float) -> list[Action]:
+        microbatch = self._current(message.key)
+        if microbatch is None or microbatch.state not in IN_FLIGHT:
+            return []
+        return self._next_attempt(microbatch, f"{message.unreachable[-6:]} unreachable", view, now)
+
+    def on_peer_lost(self, peer: PeerId, view: SwarmView, now: float) -> list[Action]:
+        """A microbatch that has `peer` on its path cannot come back. `view` is already without it."""
+        actions: list[Action] = []
+        for microbatch in list(self._open.values()):
+            on_path = any(hop.peer == peer for hop in microbatch.path[1:])
+            if on_path and microbatch.state is not MicrobatchState.CLOSING:
+                actions += self._next_attempt(microbatch, f"{peer[-6:]} lost", view, now)
+        return actions
+
+    def on_compute_failed(self, key: WorkKey, view: SwarmView, now: float) -> list[Action]:
+        microbatch = self._current(key)
+        if microbatch is None:
+            return []
+        if microbatch.packet is None or microbatch.state is MicrobatchState.CLOSING:
+            return [Count(name="microbatch-given-up", detail=str(key), notable=True), *self._close(microbatch, None)]
+        return self._next_attempt(microbatch, "own compute failed", view, now)
+
+    def on_deadline(self, view: SwarmView, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for counter in self._timers.pop_due(now):
+            microbatch = self._open[counter]
+            if microbatch.state is MicrobatchState.HELD:
+                actions += self._find_path(microbatch, view, now)
+            elif microbatch.state in IN_FLIGHT:
+                actions += self._next_attempt(microbatch, "no answer in time", view, now)
+            else:  # our own compute or data source has not answered for a whole lease
+                actions += self.on_compute_failed(microbatch.key, view, now)
+        return actions
+
+    def _next_attempt(self, microbatch: Microbatch, why: str, view: SwarmView, now: float) -> list[Action]:
+        """Release the old attempt everywhere, then take another path."""
+        old = microbatch.key
+        release = Release(keys=(old,))
+        actions: list[Action] = [Send(to=hop.peer, message=release) for hop in microbatch.path[1:]]
+        actions.append(Count(name="retry", detail=f"{old} {why}", notable=True))
+        if microbatch.tries >= self._spec.rounds.attempts_max:
+            given_up = Count(name="microbatch-given-up", detail=f"{old} {why}", notable=True)
+            return [*actions, given_up, *self._close(microbatch, None)]
+        microbatch.key = WorkKey(old.originator, old.counter, old.attempt + 1)
+        self._ledger.close(old)
+        if microbatch.train:
+            self._ledger.expect(microbatch.key, microbatch.round)
+        return [*actions, *self._find_path(microbatch, view, now)]
+
+    def _find_path(self, microbatch: Microbatch, view: SwarmView, now: float) -> list[Action]:
+        """A path for the current attempt; without one it is held until the view has something better."""
+        path = self._planner.plan(view, microbatch.key.counter)
+        feasible = not isinstance(path, NoFeasiblePath)
+        self.waiting_for = () if feasible else path.empty_stages
+        microbatch.path = path if feasible else ()
+        plan = RoundPlan(round=microbatch.round, keys=(microbatch.key,))
+        told = microbatch.path[1:] if microbatch.train else ()
+        actions: list[Action] = [Send(to=hop.peer, message=plan) for hop in told]
+        return actions if microbatch.state in UNSENT else [*actions, *self._send_out(microbatch, now)]
+
+    # ---- small things ----
+
+    def _current(self, key: WorkKey) -> Microbatch | None:
+        microbatch = self._open.get(key.counter)
+        return microbatch if microbatch is not None and microbatch.key == key else None
+
+    def _trip_limit_s(self) -> float:
+        limit_s = self._spec.liveness.attempt_s
+        return limit_s if self._trip_s is None else min(limit_s, max(TRIP_FLOOR_S, TRIP_FACTOR * self._trip_s))
+
+    def _measure_trip(self, seconds: float) -> None:
+        old_s = self._trip_s
+        self._trip_s = seconds if old_s is None else old_s + TRIP_DECAY * (seconds - old_s)
+
+    def check_invariants(self, now: float) -> None:
+        assert self.num_in_flight <= self._spec.rounds.window, "more in flight than the window"
+        deadline_s = self._timers.next()
+        assert deadline_s is None or deadline_s >= now, "a deadline has passed unseen"
+        for microbatch in self._open.values():
+            queued = microbatch.state is MicrobatchState.QUEUED
+            assert queued == (microbatch.key.counter in self._queue), "the queue and the states disagree"
+            assert queued or microbatch.key.counter in self._timers, "in flight without a deadline"

@@ -1,0 +1,93 @@
+"""Round accounting of one replica (ARCHITECTURE decision 7): when is everything done that was announced to it?
+
+`round` counts the inner steps that the replica's weights have seen. Round r is finished when every live originator
+has announced round r or a later one and no attempt of a round <= r is outstanding. Released attempts are subtracted;
+an attempt that arrives unannounced (a retry on another path) is added.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from protocols.messages import WorkKey
+from protocols.swarm import PeerId
+
+AWAY_ROUND = 1 << 40  # announced by an originator that pauses or leaves: wait for none of my rounds
+CLOSED_MAX = 4096  # remembered attempts that are over, so that a late message cannot reopen one
+
+
+class RoundLedger:
+    """Invariant: no key is both expected and closed."""
+
+    def __init__(self, round_: int = 0) -> None:
+        self.round = round_
+        self._announced: dict[PeerId, int] = {}
+        self._muted: set[PeerId] = set()  # gone or silent: not waited for until they speak again
+        self._expected: dict[WorkKey, int] = {}
+        self._closed: OrderedDict[WorkKey, None] = OrderedDict()
+
+    def announce(self, originator: PeerId, round_: int, keys: Iterable[WorkKey]) -> None:
+        """A retry repeats an older round, which changes nothing; an originator back from AWAY_ROUND starts anew."""
+        known = self._announced.get(originator, -1)
+        self._announced[originator] = round_ if known >= AWAY_ROUND else max(known, round_)
+        self._muted.discard(originator)
+        for key in keys:
+            self.expect(key, round_)
+
+    def expect(self, key: WorkKey, round_: int) -> None:
+        if key not in self._closed:
+            self._expected[key] = round_
+
+    def close(self, key: WorkKey) -> None:
+        """Done or released."""
+        self._expected.pop(key, None)
+        self._closed[key] = None
+        self._closed.move_to_end(key)
+        if len(self._closed) > CLOSED_MAX:
+            self._closed.popitem(last=False)
+
+    def is_closed(self, key: WorkKey) -> bool:
+        return key in self._closed
+
+    def forget_originator(self, originator: PeerId) -> list[WorkKey]:
+        """It is gone: nothing of it is waited for any more. Returns the keys that were still expected."""
+        self._announced.pop(originator, None)
+        self._muted.add(originator)
+        gone = [key for key in self._expected if key.originator == originator]
+        for key in gone:
+            self.close(key)
+        return gone
+
+    def is_finished(self, originators: Iterable[PeerId]) -> bool:
+        """`originators`: those in the view. Without one that is heard, no round finishes."""
+        heard = [peer for peer in originators if peer not in self._muted]
+        if not heard or any(self._announced.get(peer, -1) < self.round for peer in heard):
+            return False
+        return not any(round_ <= self.round for round_ in self._expected.values())
+
+    def has_begun(self) -> bool:
+        """Somebody announced the current round (or a later one)."""
+        return any(round_ >= self.round for round_ in self._announced.values())
+
+    def give_up(self, originators: Iterable[PeerId]) -> list[WorkKey]:
+        """The round's time is over: expect the outstanding no more, wait no longer for those that kept silent.
+
+        An attempt that still arrives counts in the round of that moment.
+        """
+        self._muted.update(peer for peer in originators if self._announced.get(peer, -1) < self.round)
+        late = [key for key, round_ in self._expected.items() if round_ <= self.round]
+        for key in late:
+            del self._expected[key]
+        return late
+
+    def lowest_announced(self, originators: Iterable[PeerId]) -> int:
+        """The round that every heard originator has reached; the current one when somebody is behind."""
+        heard = [self._announced.get(peer, -1) for peer in originators if peer not in self._muted]
+        return max(self.round, min(heard, default=self.round))
+
+    def outstanding(self) -> int:
+        return len(self._expected)
+
+    def advance(self) -> None:
+        self.round += 1
