@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from peer.config import default_cache_dir
+from peer.config import HostConfig
 from peer.data import load_data
 from protocols.run_spec import OptimizerSpec, RunSpec, preset
 
@@ -40,7 +40,7 @@ def tokens_per_round(spec: RunSpec) -> int:
 
 def training_rounds(spec: RunSpec) -> Iterator[list[Batch]]:
     """The microbatches of round 0, 1, ...: what a swarm with one originator of that name would draw."""
-    data = load_data(spec, default_cache_dir())
+    data = load_data(spec, HostConfig().cache_dir)
     size = spec.rounds
     for round_number in range(size.total_rounds):
         batches = []
@@ -48,7 +48,7 @@ def training_rounds(spec: RunSpec) -> Iterator[list[Batch]]:
             tokens_BL, targets_BL = data.sample(
                 spec.seed, round_number, ORIGINATOR, counter, size.rows, size.seq_len
             )
-            batches.append(Batch(tokens_BL=torch.as_tensor(tokens_BL), targets_BL=torch.as_tensor(targets_BL)))
+            batches.append(Batch(tokens_BL=tokens_BL, targets_BL=targets_BL))
         yield batches
 
 

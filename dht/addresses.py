@@ -1,7 +1,7 @@
 """Addresses as people type them: libp2p multiaddrs, read and judged before any daemon sees them.
 
-We listen and dial over TCP, plain or as a web socket. UDP is refused: this libp2p daemon's QUIC loses the end of a
-stream. A fault is a ConfigError that names the address and shows a right one.
+We listen and dial over TCP, plain or as a web socket. UDP is refused: this libp2p daemon's QUIC loses the end
+of a stream. A fault is a ConfigError that names the address and shows a right one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def parse_maddr(text: str, *, where: str) -> Maddr:
     try:
         return _parse(text)
     except ValueError as error:
-        raise ConfigError(f"{where}: {text[:200]!r} is not an address: {error}; write it like {_EXAMPLE}") from None
+        raise ConfigError(
+            f"{where}: {text[:200]!r} is not an address: {error}; write it like {_EXAMPLE}"
+        ) from None
 
 
 def parse_host_maddr(text: str) -> Maddr:
@@ -64,14 +66,17 @@ def parse_initial_peer(text: str) -> Maddr:
     """Whom to call first: an address that ends in the peer id one expects there."""
     maddr = parse_maddr(text, where="initial_peers")
     if maddr.peer is None:
-        raise ConfigError(f"initial_peers: {text!r} must end in /p2p/<peer id>, as the other peer prints it at start")
+        raise ConfigError(
+            f"initial_peers: {text!r} must end in /p2p/<peer id>, as the other peer prints it at start"
+        )
     if maddr.port == 0 or _is_wildcard(maddr):
         raise ConfigError(f"initial_peers: {text!r} is where a peer listens, not where one can call it")
     return maddr
 
 
 def public_first(maddrs: Iterable[str]) -> tuple[str, ...]:
-    """Own addresses for others to use: public ones first, the local network's next, loopback last, no wildcards."""
+    """Own addresses for others to use: public ones first, the local network's next, loopback last, no
+    wildcards."""
     known: dict[str, int] = {}
     for text in maddrs:
         try:
@@ -121,7 +126,9 @@ def _parse_peer(parts: list[str]) -> tuple[PeerId | None, bool]:
             relayed = True
             _check_peer(relay)
         case _:
-            raise ValueError("after the port only /ws, /p2p/<peer id> and /p2p-circuit/p2p/<peer id> may follow")
+            raise ValueError(
+                "after the port only /ws, /p2p/<peer id> and /p2p-circuit/p2p/<peer id> may follow"
+            )
     _check_peer(peer)
     return peer, relayed
 

@@ -1,7 +1,8 @@
-"""Directory: the few verbs through which the swarm's table is used; the simulator and the network both have them.
+"""Directory: the few verbs through which the swarm's table is used; the simulator and the network both have
+them.
 
-Entries live under (key, subkey) until their expiry. The table's one rule of precedence: what expires later wins.
-So a put never expires earlier than the writer's put before it, or it would be refused in silence.
+Entries live under (key, subkey) until their expiry. The table's one rule of precedence: what expires later
+wins. So a put never expires earlier than the writer's put before it, or it would be refused in silence.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Protocol
 
 from protocols.errors import GossamerError
 
-EXPIRY_STEP_S = 0.001  # a later put expires at least so much later, also when the clock stood still or went back
+EXPIRY_STEP_S = (
+    0.001  # a later put expires at least so much later, also when the clock stood still or went back
+)
 
 PLAIN = ""  # the subkey of an entry that has none
 
@@ -28,7 +31,8 @@ class Directory(Protocol):
         ...
 
     async def get_many(self, keys: Iterable[str]) -> dict[str, dict[str, bytes]]:
-        """Valid, unexpired entries by key, then subkey; a key without any is absent. May raise DirectoryUnavailable."""
+        """Valid, unexpired entries by key, then subkey; a key without any is absent. May raise
+        DirectoryUnavailable."""
         ...
 
     def now_unix_s(self) -> float: ...

@@ -1,8 +1,8 @@
 """From the table to an immutable SwarmView, poll by poll.
 
-A record once seen stands until it lapses, even if a poll misses it: a replica of the roster that answers late must not
-make a peer flicker. What ends it early is its tombstone. A record whose (life, sequence) went back is ignored.
-Reads only what `dht.records` accepts; counts the rest by reason.
+A record once seen stands until it lapses, even if a poll misses it: a replica of the roster that answers late
+must not make a peer flicker. What ends it early is its tombstone. A record whose (life, sequence) went back
+is ignored. Reads only what `dht.records` accepts; counts the rest by reason.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Discovery:
     @property
     def records(self) -> dict[PeerId, PeerRecord]:
         """The records behind the last view, by peer id."""
-        return {peer: known.record for peer, known in sorted(self._known.items()) if not known.record.withdrawn}
+        return {
+            peer: known.record for peer, known in sorted(self._known.items()) if not known.record.withdrawn
+        }
 
     async def views(self) -> AsyncIterator[SwarmView]:
         """A view at every poll that the table answered, changed or not."""
@@ -113,7 +115,8 @@ class Discovery:
         return tuple(ages_s.items())
 
     async def put_claim(self, stage: int) -> bool:
-        """Claim `stage` for CLAIM_TTL_S. Claiming again meanwhile makes the claim neither younger nor longer."""
+        """Claim `stage` for CLAIM_TTL_S. Claiming again meanwhile makes the claim neither younger nor
+        longer."""
         now = self._directory.now_unix_s()
         claimed_unix_s = self._own_claims.get(stage, now)
         if not 0 <= now - claimed_unix_s < CLAIM_TTL_S:

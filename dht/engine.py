@@ -1,11 +1,12 @@
-# pyright: basic
-"""The places where we reach into hivemind: its validator hook, its store, its daemon. Only `dht.node` uses this.
+# pyright: basic, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+"""The places where we reach into hivemind: its validator hook, its store, its daemon. Only `dht.node` uses
+this.
 
 hivemind has no types, hence "basic". Each class here exists for a trap that was met:
 - RecordGate: hivemind's default is to let every record in.
 - BoundedStorage: its store has no bound on keys or entries.
-- LateCalls: a reply that meets its own cancellation kills the one task that reads all unary traffic, after which
-  every call hangs in silence; so does every call after the daemon died.
+- LateCalls: a reply that meets its own cancellation kills the one task that reads all unary traffic, after
+  which every call hangs in silence; so does every call after the daemon died.
 - watch_daemon: nobody tells us that the daemon or one of those tasks is gone.
 """
 
@@ -15,6 +16,7 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hivemind.dht.node import DHTNode
@@ -22,12 +24,13 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import dht_pb2
 
 from dht.directory import PLAIN
-from dht.records import unpack
+from dht.packing import unpack
 from dht.validators import check_entry, open_envelope
-from protocols.errors import RemoteProtocolError
+from protocols.errors import GossamerError, RemoteProtocolError
 from protocols.swarm import PeerId
 
 KEYS_MAX = 1024  # a run has 16 shards, its spec and at most one claim key a stage
@@ -37,9 +40,13 @@ BLACKLIST_S = 30.0
 _SWEEP_S = 5.0
 _DAEMON_EXIT_S = 3.0
 
+FAILURES = (asyncio.TimeoutError, OSError, EOFError, P2PDaemonError)
+"""What a call may end in when the daemon or the other side is gone."""
+
 
 class RecordGate(RecordValidatorBase):
-    """`dht.validators` as hivemind's hook. Entries come here sealed, so there is nothing left to sign or strip."""
+    """`dht.validators` as hivemind's hook. Entries come here sealed, so there is nothing left to sign or
+    strip."""
 
     def __init__(self, run_ids: Collection[str] | None) -> None:
         self._run_ids = run_ids
@@ -76,7 +83,7 @@ class BoundedStorage(DHTLocalStorage):
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         held = self.get(key)
-        entries = None if held is None else held.value
+        entries: Any = held.value if held is not None else b""
         full = isinstance(entries, DictionaryDHTValue) and len(entries) >= ENTRIES_PER_KEY_MAX
         if full and subkey not in entries:
             return False
@@ -95,8 +102,9 @@ class _LateFuture(asyncio.Future):
             super().set_exception(exception)
 
 
-class LateCalls(dict):
-    """The library's table of open unary calls, with futures that survive the race; closed, each new call fails."""
+class LateCalls(dict[Any, "asyncio.Future[Any]"]):
+    """The library's table of open unary calls, with futures that survive the race; closed, each new call
+    fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,16 +122,25 @@ class LateCalls(dict):
             future.set_exception(ConnectionError(reason))
 
 
-def install_late_calls(p2p: P2P) -> LateCalls:
-    """At once after P2P.create, before the first call."""
-    control = p2p._client.control
-    assert not control._pending_calls, "calls are under way already"
-    control._pending_calls = LateCalls()
-    return control._pending_calls
+async def start_daemon(identity_path: Path, *, timeout_s: float, **settings: Any) -> tuple[P2P, LateCalls]:
+    """The libp2p daemon of this process, its table of calls mended before the first call."""
+    try:
+        p2p = await P2P.create(
+            identity_path=str(identity_path),
+            check_if_identity_free=False,  # costs a second daemon, and cannot read Ed25519 files
+            nat_port_map=False,
+            startup_timeout=timeout_s,
+            **settings,
+        )
+    except P2PDaemonError as error:
+        raise GossamerError(f"the libp2p daemon did not start: {error}") from None
+    calls = p2p._client.control._pending_calls = LateCalls()
+    return p2p, calls
 
 
 async def watch_daemon(p2p: P2P, calls: LateCalls) -> str:
-    """Returns why the daemon is of no use any more; by then all open calls have failed, and so will new ones."""
+    """Returns why the daemon is of no use any more; by then all open calls have failed, and so will new
+    ones."""
     control = p2p._client.control
     exit_task = asyncio.ensure_future(p2p._child.wait())
     causes = {
@@ -160,9 +177,14 @@ async def shut_down_daemon(p2p: P2P) -> None:
 
 
 async def create_dht_node(p2p: P2P, gate: RecordGate) -> DHTNode:
-    """A table of one; `ping` makes it part of the others' table."""
+    """A table of one; `ping` makes it part of the others' table.
+
+    Its place in the table follows from the peer id: after a restart the others need not tell two places
+    apart.
+    """
     node = await DHTNode.create(
         p2p=p2p,
+        node_id=DHTID.generate(p2p.peer_id.to_base58()),
         record_validator=gate,
         wait_timeout=RPC_TIMEOUT_S,
         blacklist_time=BLACKLIST_S,
@@ -213,7 +235,8 @@ async def store(node: DHTNode, key: str, subkey: str | None, sealed: bytes, expi
 
 
 async def read_latest(node: DHTNode, keys: Iterable[str]) -> dict[str, dict[str, tuple[bytes, float]]]:
-    """Sealed entries with their expiry, newest of all replicas; PLAIN is the subkey of an entry without one."""
+    """Sealed entries with their expiry, newest of all replicas; PLAIN is the subkey of an entry without
+    one."""
     found: dict[str, dict[str, tuple[bytes, float]]] = {}
     for key, result in (await node.get_many(list(keys), sufficient_expiration_time=float("inf"))).items():
         if result is None:
@@ -221,6 +244,11 @@ async def read_latest(node: DHTNode, keys: Iterable[str]) -> dict[str, dict[str,
         entries = result.value if isinstance(result.value, dict) else {PLAIN: result}
         found[key] = {name: (entry.value, entry.expiration_time) for name, entry in entries.items()}
     return found
+
+
+async def visible_maddrs(p2p: P2P) -> list[str]:
+    """The daemon's own addresses as of now, each with the peer id at its end."""
+    return [str(maddr) for maddr in await p2p.get_visible_maddrs(latest=True)]
 
 
 def num_neighbours(node: DHTNode) -> int:

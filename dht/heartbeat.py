@@ -1,7 +1,7 @@
 """Keeps the own record alive in the table, and takes it out on leave. Never on the training path.
 
-What the swarm plans by (stage, state, outer step) is stored at once when it changes; numbers that drift with every
-round ride with the next heartbeat, since a store costs some twenty small calls to others.
+What the swarm plans by (stage, state, outer step) is stored at once when it changes; numbers that drift with
+every round ride with the next heartbeat, since a store costs some twenty small calls to others.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Who a peer is: one Ed25519 key in one file, and the peer id that everybody can derive from it.
 
-A libp2p peer id of an Ed25519 key *contains* the public key, so a signature is checked from the id alone and no key
-is ever looked up. The file has libp2p's own form, which the daemon reads too.
-Invariant: one identity runs once on a machine (`IdentityLock`); two peers with one id would take turns being it.
+A libp2p peer id of an Ed25519 key *contains* the public key, so a signature is checked from the id alone and
+no key is ever looked up. The file has libp2p's own form, which the daemon reads too. Invariant: one identity
+runs once on a machine (`IdentityLock`); two peers with one id would take turns being it.
 """
 
 from __future__ import annotations
@@ -31,19 +31,26 @@ _PEER_ID_BYTES = len(_PEER_ID_HEADER) + 32
 _PEER_ID_CHARS_MAX = 64
 _SIGNATURE_BYTES = 64
 
-_MOODS = """able agile amber bold brave bright brisk calm clever cosmic curious daring eager fair fleet gentle
-happy hardy jolly keen kind lively lucky merry noble plucky proud quick quiet sunny swift witty""".split()
-_COLOURS = """ash azure beige black blue bronze brown copper coral cream crimson ebony gold green grey indigo
-ivory jade khaki lilac lime mauve mint olive orange pink plum red ruby silver teal white""".split()
-_ANIMALS = """ant badger bat bear beaver bee crane crow deer dove eagle falcon finch fox gecko hare heron ibis
-jay koala lark lemur lynx mole moth newt otter owl raven robin seal wren""".split()
+# 32 of each, so that a byte of the hash picks fairly
+_MOODS = (
+    "able agile amber bold brave bright brisk calm clever cosmic curious daring eager fair fleet gentle "
+    "happy hardy jolly keen kind lively lucky merry noble plucky proud quick quiet sunny swift witty"
+)
+_COLOURS = (
+    "ash azure beige black blue bronze brown copper coral cream crimson ebony gold green grey indigo "
+    "ivory jade khaki lilac lime mauve mint olive orange pink plum red ruby silver teal white"
+)
+_ANIMALS = (
+    "ant badger bat bear beaver bee crane crow deer dove eagle falcon finch fox gecko hare "
+    "heron ibis jay koala lark lemur lynx mole moth newt otter owl raven robin seal wren"
+)
+_NAME_WORDS = tuple(tuple(words.split()) for words in (_MOODS, _COLOURS, _ANIMALS))
 
 
 def friendly_name(peer: PeerId) -> str:
     """A name to say aloud, the same on every machine. For eyes only: two peers may share one."""
     digest = hashlib.sha256(peer.encode()).digest()
-    words = zip(digest, (_MOODS, _COLOURS, _ANIMALS), strict=False)
-    return "-".join(choices[byte % len(choices)] for byte, choices in words)
+    return "-".join(words[byte % len(words)] for byte, words in zip(digest, _NAME_WORDS, strict=False))
 
 
 def is_peer_id(text: str) -> bool:
@@ -117,7 +124,7 @@ class IdentityLock:
     def acquire(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=0)  # pyright: ignore[reportUnknownMemberType]
         except Timeout:
             raise ConfigError(
                 f"identity {self._path} is in use by another peer on this machine; stop that peer, "

@@ -1,7 +1,8 @@
-"""The table in a dict, for the simulator and for tests: same rules, a given clock, no network and no signatures.
+"""The table in a dict, for the simulator and for tests: same rules, a given clock, no network and no
+signatures.
 
-One object is the table of a whole simulated swarm. Simulated peers are named `a1`, `c2`: no keys stand behind such
-names, so everything is checked but the signature.
+One object is the table of a whole simulated swarm. Simulated peers are named `a1`, `c2`: no keys stand behind
+such names, so everything is checked but the signature.
 """
 
 from __future__ import annotations

@@ -1,20 +1,19 @@
 """DhtNode: this process's libp2p daemon and its part of the table, in the event loop that starts it.
 
-One process, one loop, no fork: the daemon ends with its last control connection, so even a kill -9 of this process
-leaves nothing behind. Start-up faults are told in words; from then on the network's faults are return values.
+One process, one loop, no fork: the daemon ends with its last control connection, so even a kill -9 of this
+process leaves nothing behind. Start-up faults are told in words; from then on the network's faults are return
+values.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
-
-from hivemind.p2p import P2P
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 from dht import engine
 from dht.addresses import Maddr, parse_announce_maddr, parse_host_maddr, parse_initial_peer, public_first
@@ -22,6 +21,7 @@ from dht.directory import PLAIN, DirectoryUnavailable, next_expiry
 from dht.engine import LateCalls, Pong, RecordGate
 from dht.identity import Identity
 from dht.reachability import check_port_free, describe_dial
+from dht.small_swarm import knows_whole_swarm, read_replicas, store_replicas
 from dht.validators import open_envelope, seal
 from protocols.errors import ConfigError, GossamerError
 from protocols.swarm import PeerId
@@ -44,12 +44,13 @@ class CannotReachSwarm(GossamerError):
 class DhtNode:
     """A Directory over the network. Its entries are sealed with the identity's key."""
 
-    def __init__(self, identity: Identity, p2p: P2P, node: Any, calls: LateCalls) -> None:
+    def __init__(self, identity: Identity, p2p: Any, node: Any, calls: LateCalls) -> None:
         self._identity = identity
         self._p2p = p2p
         self._node = node
         self._calls = calls
         self._initial_peers: tuple[Maddr, ...] = ()
+        self._rng = random.Random(identity.peer_id)  # who is asked when
         self._expiries: dict[tuple[str, str], float] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.clock_offset_s = 0.0
@@ -81,8 +82,8 @@ class DhtNode:
         )
         for maddr in hosts:
             check_port_free(maddr)
-        p2p = await _start_daemon(
-            identity,
+        p2p, calls = await engine.start_daemon(
+            identity.path,
             timeout_s=startup_timeout_s,
             host_maddrs=[maddr.text for maddr in hosts],
             announce_maddrs=[maddr.text for maddr in announced] or None,
@@ -91,7 +92,6 @@ class DhtNode:
             use_auto_relay=use_relay and auto_nat,
             auto_nat=auto_nat,
         )
-        calls = engine.install_late_calls(p2p)
         try:
             node = cls(identity, p2p, await engine.create_dht_node(p2p, RecordGate(run_ids)), calls)
             await node._join(initial)
@@ -106,7 +106,8 @@ class DhtNode:
         return self._identity.peer_id
 
     @property
-    def p2p(self) -> P2P:
+    def p2p(self) -> Any:
+        """hivemind's P2P, for the transport to put its streams on."""
         return self._p2p
 
     def now_unix_s(self) -> float:
@@ -114,18 +115,22 @@ class DhtNode:
 
     async def visible_maddrs(self) -> tuple[str, ...]:
         """Own addresses with the peer id, ready to paste on another machine: public first, loopback last."""
-        maddrs = await self._bounded(self._p2p.get_visible_maddrs(latest=True), [])
-        return public_first(str(maddr) for maddr in maddrs)
+        return public_first(await self._bounded(engine.visible_maddrs(self._p2p), []))
 
     async def put(self, key: str, subkey: str, value: bytes, *, ttl_s: float) -> bool:
         place = (key, subkey)
         expiry = self._expiries[place] = next_expiry(self.now_unix_s(), ttl_s, self._expiries.get(place))
         sealed = seal(key, subkey, value, expiry, self._identity.sign)
         name = None if subkey == PLAIN else subkey
-        return await self._bounded(engine.store(self._node, key, name, sealed, expiry), False)
+        store = store_replicas if knows_whole_swarm(self._node) else engine.store
+        return await self._bounded(store(self._node, key, name, sealed, expiry), False)
 
     async def get_many(self, keys: Iterable[str]) -> dict[str, dict[str, bytes]]:
-        found = await self._bounded(engine.read_latest(self._node, keys), None)
+        if knows_whole_swarm(self._node):
+            read = read_replicas(self._node, keys, self._rng)
+        else:
+            read = engine.read_latest(self._node, keys)
+        found = await self._bounded(read, None)
         if found is None:
             raise DirectoryUnavailable(f"no answer within {CALL_MAX_S:g} s")
         return {key: live for key, entries in found.items() if (live := self._unexpired(entries))}
@@ -141,13 +146,15 @@ class DhtNode:
 
     def _unexpired(self, entries: Mapping[str, tuple[bytes, float]]) -> dict[str, bytes]:
         now = self.now_unix_s()
-        return {name: open_envelope(sealed).value for name, (sealed, expiry) in entries.items() if expiry > now}
+        return {
+            name: open_envelope(sealed).value for name, (sealed, expiry) in entries.items() if expiry > now
+        }
 
     async def _bounded(self, call: Awaitable[_ResultT], otherwise: _ResultT) -> _ResultT:
         """The result, or `otherwise` when it takes too long or the daemon is gone."""
         try:
             return await asyncio.wait_for(call, CALL_MAX_S)
-        except (asyncio.TimeoutError, OSError, P2PDaemonError) as error:
+        except engine.FAILURES as error:
             _log.debug("the table did not answer: %s", error or type(error).__name__)
             return otherwise
 
@@ -157,7 +164,7 @@ class DhtNode:
         if on_dead is not None:
             on_dead(reason)
 
-    # ---- joining --------------------------------------------------------------------------------------------------
+    # ---- joining ---------------------------------------------------------------------------------
 
     async def _join(self, initial: tuple[Maddr, ...]) -> None:
         if not initial:
@@ -191,26 +198,15 @@ class DhtNode:
             )
 
     async def _stay_joined(self) -> None:
-        """Call the bootstrap peers now and then: heals a swarm that fell in two, and a peer whose network was away."""
-        while self._initial_peers:
-            alone = not engine.num_neighbours(self._node)
+        """Call the bootstrap peers now and then: heals a swarm that fell in two, and a peer whose network was
+        away."""
+        while True:
+            alone = self._initial_peers and not engine.num_neighbours(self._node)
             await asyncio.sleep(_REJOIN_ALONE_S if alone else REJOIN_S)
             pongs = await self._ping_all(self._initial_peers)
             if pongs:
                 self.clock_offset_s = statistics.median(pong.offset_s for pong in pongs)
-
-
-async def _start_daemon(identity: Identity, *, timeout_s: float, **settings: Any) -> P2P:
-    try:
-        return await P2P.create(
-            identity_path=str(identity.path),
-            check_if_identity_free=False,  # costs a second daemon, and cannot read Ed25519 files
-            nat_port_map=False,
-            startup_timeout=timeout_s,
-            **settings,
-        )
-    except P2PDaemonError as error:
-        raise GossamerError(f"the libp2p daemon did not start: {error}") from None
+            await self._bounded(engine.find_neighbours(self._node), None)
 
 
 async def _describe_all(maddrs: Sequence[Maddr]) -> str:

@@ -29,7 +29,9 @@ def check_port_free(maddr: Maddr) -> None:
 def _listen_fault(error: OSError, maddr: Maddr) -> str:
     match error.errno:
         case errno.EADDRINUSE:
-            return f"port {maddr.port} is in use by another program; choose another port, or 0 for any free one"
+            return (
+                f"port {maddr.port} is in use by another program; choose another port, or 0 for any free one"
+            )
         case errno.EADDRNOTAVAIL:
             return f"{maddr.host} is not an address of this machine; 0.0.0.0 listens on all of its addresses"
         case errno.EACCES:

@@ -1,9 +1,10 @@
 """What is in the table: keys, and records with their strict bytes.
 
-Every byte here may come from a stranger: a record has exactly the known fields, of the known types, in range, or
-it is refused with RemoteProtocolError. A record says nothing that is not public: no host name, no e-mail.
-A run's keys all start with its id: `<run_id>/peers/<00..15>`, `<run_id>/spec`, `<run_id>/claim/<stage>`. The roster is
-cut into shards because a store reads its key from some twenty peers first, so one big roster would cost quadratically.
+Every byte here may come from a stranger: a record has exactly the known fields, of the known types, in range,
+or it is refused with RemoteProtocolError. A record says nothing that is not public: no host name, no e-mail.
+A run's keys all start with its id: `<run_id>/peers/<00..15>`, `<run_id>/spec`, `<run_id>/claim/<stage>`. The
+roster is cut into shards because a store reads its key from some twenty peers first, so one big roster would
+cost quadratically.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import hashlib
 import re
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
-import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dht.identity import friendly_name
+from dht.packing import pack, unpack
 from protocols.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from protocols.run_spec import PROTOCOL_VERSION, RunSpec
 from protocols.swarm import PeerId, PeerInfo, PeerState
@@ -86,7 +87,7 @@ def parse_key(key: str) -> RecordKey | None:
     return RecordKey(run_id, KeyKind.SPEC, 0)
 
 
-# ---- peer record ----------------------------------------------------------------------------------------------------
+# ---- peer record ---------------------------------------------------------------------------------
 
 _Count = Annotated[int, Field(ge=0, le=_COUNT_MAX)]
 _Seconds = Annotated[float, Field(ge=0, le=_SECONDS_MAX)]
@@ -129,9 +130,9 @@ class _PeerWire(_Wire):
 class PeerRecord:
     """What a peer says about itself, with what `status` and `peers` show.
 
-    (`info.started_unix_s`, `sequence`) grows with every store: a reader ignores what went back. `withdrawn` is the
-    tombstone of a peer that left. It is a flag and not a short time to live, because the table keeps whatever
-    expires later: a short-lived farewell would be refused in favour of the heartbeat before it.
+    (`info.started_unix_s`, `sequence`) grows with every store: a reader ignores what went back. `withdrawn`
+    is the tombstone of a peer that left. It is a flag and not a short time to live, because the table keeps
+    whatever expires later: a short-lived farewell would be refused in favour of the heartbeat before it.
     """
 
     info: PeerInfo
@@ -173,7 +174,7 @@ def parse_peer(data: bytes, *, owner: PeerId) -> PeerRecord:
     return PeerRecord(info=info, **fields)
 
 
-# ---- claim ----------------------------------------------------------------------------------------------------------
+# ---- claim ---------------------------------------------------------------------------------------
 
 
 class _ClaimWire(_Wire):
@@ -205,7 +206,7 @@ def parse_claim(data: bytes) -> ClaimRecord:
     return ClaimRecord(stage=wire.stage, claimed_unix_s=wire.claimed_unix_s)
 
 
-# ---- run ------------------------------------------------------------------------------------------------------------
+# ---- run -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,19 +240,20 @@ def parse_run(data: bytes, *, run_id: str) -> RunRecord:
     return RunRecord(spec)
 
 
-# ---- bytes ----------------------------------------------------------------------------------------------------------
+# ---- bytes ---------------------------------------------------------------------------------------
 
 _WireT = TypeVar("_WireT", bound=_Wire)
 
 
 def _encode(model: type[_Wire], fields: dict[str, Any]) -> bytes:
-    """A msgpack list in the order of the model's fields, the protocol version first; names would double its size."""
+    """A msgpack list in the order of the model's fields, the protocol version first; names would double its
+    size."""
     try:
         model.model_validate(fields)
     except ValidationError as error:
         raise LocalProtocolError(f"own record is not valid: {error}") from None
     values = [fields[name] for name in model.model_fields]
-    data: bytes = msgpack.packb([value.value if isinstance(value, Enum) else value for value in values])
+    data = pack([value.value if isinstance(value, Enum) else value for value in values])
     if len(data) > RECORD_BYTES_MAX:
         raise LocalProtocolError(f"own record has {len(data)} bytes, more than {RECORD_BYTES_MAX}")
     return data
@@ -263,6 +265,7 @@ def _parse(model: type[_WireT], data: bytes) -> _WireT:
     values = unpack(data)
     if not isinstance(values, tuple) or not values:
         raise RemoteProtocolError("record-schema", "not a list of fields")
+    values = cast("tuple[object, ...]", values)
     if type(values[0]) is not int or values[0] != PROTOCOL_VERSION:
         raise RemoteProtocolError("record-version", "speaks another protocol version")
     if len(values) != len(model.model_fields):
@@ -272,11 +275,3 @@ def _parse(model: type[_WireT], data: bytes) -> _WireT:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         raise RemoteProtocolError("record-schema", f"{fault['loc'][:1]}: {fault['msg']}") from None
-
-
-def unpack(data: bytes) -> Any:
-    """One msgpack value, lists as tuples; RemoteProtocolError for anything else."""
-    try:
-        return msgpack.unpackb(data, use_list=False)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise RemoteProtocolError("record-bytes", type(error).__name__) from None

@@ -1,10 +1,11 @@
 """Who may write what into the table. Pure: the network's validator and the in-memory table both ask here.
 
-Everything is denied that is not named: a peer's record in its own shard of the roster and a peer's claim on a stage,
-both under the owner's peer id and signed by it, and the self-certifying RunSpec. Checked when an entry is stored and
-again when it is read, so one honest end suffices. The *content* of a peer's own record is its reader's affair
-(`dht.records`): one garbled record must not make the readers throw away the whole shard that it came in, which is
-what the table does with a shard that holds a refused entry. For the same reason an expired entry is no fault here.
+Everything is denied that is not named: a peer's record in its own shard of the roster and a peer's claim on a
+stage, both under the owner's peer id and signed by it, and the self-certifying RunSpec. Checked when an entry
+is stored and again when it is read, so one honest end suffices. The *content* of a peer's own record is its
+reader's affair (`dht.records`): one garbled record must not make the readers throw away the whole shard that
+it came in, which is what the table does with a shard that holds a refused entry. For the same reason an
+expired entry is no fault here.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
-
-import msgpack
 
 from dht.directory import PLAIN
 from dht.identity import verify
+from dht.packing import pack, unpack
 from dht.records import (
     PEER_ID_CHARS_MAX,
     RECORD_BYTES_MAX,
@@ -29,7 +28,6 @@ from dht.records import (
     certifies_run,
     parse_key,
     shard_of,
-    unpack,
 )
 from protocols.errors import RemoteProtocolError
 from protocols.swarm import PeerId
@@ -47,7 +45,8 @@ _verify_once = lru_cache(maxsize=4096)(verify)
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """An entry as it lies in the table. The key is repeated in it since the table knows only the key's hash."""
+    """An entry as it lies in the table. The key is repeated in it since the table knows only the key's
+    hash."""
 
     key: str
     value: bytes
@@ -55,9 +54,10 @@ class Envelope:
 
 
 def seal(key: str, subkey: PeerId, value: bytes, expiry_unix_s: float, sign: Sign) -> bytes:
-    """The bytes to store. The signature covers place and expiry, so nobody can move the entry or prolong its life."""
+    """The bytes to store. The signature covers place and expiry, so nobody can move the entry or prolong its
+    life."""
     signature = b"" if subkey == PLAIN else sign(_signed_bytes(key, subkey, value, expiry_unix_s))
-    return _pack([key, value, signature])
+    return pack([key, value, signature])
 
 
 def open_envelope(data: bytes) -> Envelope:
@@ -123,9 +123,4 @@ def _check_spec(place: RecordKey, subkey: str, value: bytes) -> None:
 
 
 def _signed_bytes(key: str, subkey: str, value: bytes, expiry_unix_s: float) -> bytes:
-    return _pack([_DOMAIN, key, subkey, float(expiry_unix_s), value])
-
-
-def _pack(values: list[Any]) -> bytes:
-    data: bytes = msgpack.packb(values)
-    return data
+    return pack([_DOMAIN, key, subkey, float(expiry_unix_s), value])

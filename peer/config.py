@@ -58,6 +58,7 @@ class HostConfig(BaseModel):
     stage: int | None = Field(default=None, ge=0, description="stage to serve; auto: where the swarm needs one")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N or mps")
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for compute")
+    threads: int = Field(default=0, ge=0, le=1024, description="threads that torch computes with; 0: its choice")
     data_dir: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("gossamer")),
         description="identity and checkpoints",
@@ -215,11 +216,11 @@ def listen_maddrs(config: HostConfig) -> tuple[str, ...]:
         return config.host_maddrs
     port = config.port
     if port is None:
-        port = DEFAULT_PORT if _is_free(DEFAULT_PORT) else 0
+        port = DEFAULT_PORT if is_port_free(DEFAULT_PORT) else 0
     return (f"/ip4/0.0.0.0/tcp/{port}",)
 
 
-def _is_free(port: int) -> bool:
+def is_port_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

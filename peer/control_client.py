@@ -34,7 +34,7 @@ class ControlClient:
         self._path = str(socket_path)
         self._channel = grpc.insecure_channel(f"unix:{self._path}", options=CHANNEL_OPTIONS)
         self._control = control_pb2_grpc.ControlStub(self._channel)
-        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
     def close(self) -> None:
         self._channel.close()

@@ -232,9 +232,16 @@ def _write_shards(folder: Path, corpus: Path, tokenizer_file: Path, hashes: tupl
             sinks[split].write(data)
             digests[split].update(data)
             counts[split] += len(ids)
-    splits = {name: _Split(num_tokens=counts[name], sha256=digests[name].hexdigest()) for name in digests}
+    train, validation = (
+        _Split(num_tokens=counts[split], sha256=digests[split].hexdigest())
+        for split in ("train", "validation")
+    )
     index = ShardIndex(
-        corpus_sha256=hashes[0], tokenizer_sha256=hashes[1], vocab_size=vocab_size(tokenizer), **splits
+        corpus_sha256=hashes[0],
+        tokenizer_sha256=hashes[1],
+        vocab_size=vocab_size(tokenizer),
+        train=train,
+        validation=validation,
     )
     (folder / INDEX_NAME).write_text(index.model_dump_json(indent=2) + "\n")
 

@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dht.discovery import Discovery
 from peer.compute.worker import ComputeWorker
 from peer.data import TokenData
+from peer.metrics import FlightRecorder
 from peer.tracker import Tracker
 from peer.transport import MessageRefused, PeerUnreachable, Transport
 from protocols.core import PeerCore
@@ -46,12 +47,6 @@ from protocols.swarm import PeerId
 logger = logging.getLogger(__name__)
 
 
-class Recorder(Protocol):
-    """The flight recorder: every event and action, without tensor bytes."""
-
-    def write(self, item: Event | Action, now: float) -> None: ...
-
-
 @dataclass
 class Driver:
     """The core with its hands. `loop.time()` is the core's clock."""
@@ -65,7 +60,7 @@ class Driver:
     prepare_stage: Callable[[int], Awaitable[None]]  # build and install the runtime of a stage, load its data
     data: Callable[[], TokenData]
     on_round: Callable[[int], None]
-    recorder: Recorder | None = None
+    recorder: FlightRecorder | None = None
     left: asyncio.Event = field(default_factory=asyncio.Event)
     _queue: deque[Event] = field(default_factory=deque[Event])
     _is_handling: bool = False

@@ -106,6 +106,7 @@ class FrameStream(asyncio.BufferedProtocol):
     def __init__(self, owner: FrameOwner) -> None:
         self._owner = owner
         self._transport: asyncio.Transport | None = None
+        self._openers: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._have = 0  # bytes in scratch, not yet cut
         self._prefix: Prefix | None = None  # of the frame whose tensor is being read
@@ -119,9 +120,10 @@ class FrameStream(asyncio.BufferedProtocol):
 
     # ---- life ----
 
-    def attach(self, transport: asyncio.Transport) -> None:
-        """Take the connection over from the StreamReader that opened it; nothing may be under way to us yet."""
-        self._transport = transport
+    def attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take the connection over from those that opened it; nothing may be under way to us yet."""
+        self._openers = (reader, writer)  # kept: the writer closes the connection when it is collected
+        self._transport = transport = writer.transport
         transport.pause_reading()
         transport.set_protocol(self)
         transport.resume_reading()

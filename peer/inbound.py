@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from peer.framing import FrameKind, FrameStream, FramingError, Prefix, pack_frame
-from peer.outbound import Lane, Opened, lane_of
+from peer.outbound import Lane, lane_of
 from peer.quota import Bucket, Budget, Offences
 from protocols.admission import WireLimits, check_data, check_message
 from protocols.errors import RemoteProtocolError
@@ -22,6 +23,7 @@ from protocols.wire import Partial, decode, require
 TRICKLE_S = 10.0  # a sender in the middle of a frame must move
 TRICKLE_BYTES_MIN = 64 << 10  # so much in that time, or finish
 UNREAD_ANSWERS_MAX = 1024
+BYTES_PER_TOKEN = 256 << 10  # one token of a sender's bucket: a message, or so much of a tensor
 THREAD_BYTES = 4 << 20  # tensors beyond are checked in a thread: 40 ms of loop for 100 MB otherwise
 
 
@@ -41,7 +43,7 @@ class InboundHost:
 class _Arriving:
     """The message whose tensor is being read."""
 
-    partial: Partial | None = None  # None: refused
+    message: Partial | None = None  # None: refused
     reason: str = ""
     data: bytearray = field(default_factory=bytearray)
     reserved: int = 0
@@ -51,18 +53,21 @@ class Inbound:
     """One lane from one peer. `closed` is done when it is over."""
 
     def __init__(
-        self, sender: PeerId, lane: Lane, opened: Opened, host: InboundHost, bucket: Bucket, offences: Offences
+        self, sender: PeerId, lane: Lane, host: InboundHost, *, bucket: Bucket, offences: Offences
     ) -> None:
         self.sender, self.lane = sender, lane
-        self._opened, self._host, self._bucket, self._offences = opened, host, bucket, offences
+        self._host, self._bucket, self._offences = host, bucket, offences
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._arriving = _Arriving()
         self._forget_wait: Callable[[], None] | None = None
         self._moved = (0, self._loop.time())  # bytes when last looked at with progress, and when
         self._stream = FrameStream(self)
-        self._stream.attach(opened.writer.transport)
-        self._stream.write(pack_frame(FrameKind.WELCOME, lane=lane))
+
+    def begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take the greeted stream over and welcome its dialler."""
+        self._stream.attach(reader, writer)
+        self._stream.write(pack_frame(FrameKind.WELCOME, lane=self.lane))
 
     def close(self, reason: str) -> None:
         self._stream.close(pack_frame(FrameKind.CLOSE, header=reason.encode()))
@@ -97,8 +102,8 @@ class Inbound:
             raise FramingError("answers-unread")
         if prefix.kind is FrameKind.PING:
             self._stream.write(pack_frame(FrameKind.PONG, sequence=prefix.sequence))
-        elif self._arriving.partial is not None and prefix.tensor_bytes > THREAD_BYTES:
-            self._finish_in_thread(prefix, self._arriving.partial)
+        elif self._arriving.message is not None and prefix.tensor_bytes > THREAD_BYTES:
+            self._finish_in_thread(prefix, self._arriving.message)
             return
         else:
             self._finish(prefix, self._arriving)
@@ -120,16 +125,16 @@ class Inbound:
         if prefix.tensor_bytes > limits.tensor_bytes_max:
             raise FramingError("tensor-too-long")
         try:
-            partial = decode(header, run_id=limits.run_id)
-            require(partial.tensor_bytes == prefix.tensor_bytes, "wrong-size")
-            require(lane_of(partial.message) is self.lane, "wrong-lane")
+            announced = decode(header, run_id=limits.run_id)
+            require(announced.tensor_bytes == prefix.tensor_bytes, "wrong-size")
+            require(lane_of(announced.message) is self.lane, "wrong-lane")
             check_message(
-                partial.message, partial.tensor_bytes, sender=self.sender, me=self._host.me, limits=limits
+                announced.message, announced.tensor_bytes, sender=self.sender, me=self._host.me, limits=limits
             )
         except RemoteProtocolError as error:
             self._arriving.reason = error.reason
             return None
-        self._arriving.partial = partial
+        self._arriving.message = announced
         if prefix.tensor_bytes == 0:
             return None
         return self._buffer(prefix.tensor_bytes)
@@ -139,9 +144,7 @@ class Inbound:
         if budget.take(num_bytes):
             return self._take_buffer(num_bytes)
         self._stream.hold()
-        self._forget_wait = budget.wait(
-            num_bytes, lambda: self._loop.call_soon(self._on_granted, num_bytes) and None
-        )
+        self._forget_wait = budget.wait(num_bytes, partial(self._loop.call_soon, self._on_granted, num_bytes))
         return None
 
     def _take_buffer(self, num_bytes: int) -> bytearray:
@@ -159,19 +162,19 @@ class Inbound:
     def _finish(self, prefix: Prefix, arriving: _Arriving) -> None:
         """Check the bytes, deliver, answer."""
         try:
-            if arriving.partial is None:
+            if arriving.message is None:
                 raise RemoteProtocolError(arriving.reason)
-            message = arriving.partial.finish(arriving.data)
+            message = arriving.message.finish(arriving.data)
             check_data(message, self._host.limits)
         except RemoteProtocolError as error:
             self._refuse(prefix, error.reason)
         else:
             self._accept(prefix, message)
 
-    def _finish_in_thread(self, prefix: Prefix, partial: Partial) -> None:
+    def _finish_in_thread(self, prefix: Prefix, announced: Partial) -> None:
         """The same for a tensor whose check would stop the loop; the stream waits meanwhile."""
         self._stream.hold()
-        message = partial.finish(self._arriving.data)
+        message = announced.finish(self._arriving.data)
         checking = self._loop.run_in_executor(None, check_data, message, self._host.limits)
         checking.add_done_callback(lambda done: self._on_checked(prefix, message, done.exception()))
 
@@ -184,9 +187,8 @@ class Inbound:
             raise error  # a bug: the loop's exception handler reports it
         else:
             self._accept(prefix, message)
-        if not self.closed.done():
+        if not self.closed.done() and not self._slow_down(prefix):
             self._stream.release()
-            self._slow_down(prefix)
 
     def _accept(self, prefix: Prefix, message: Message) -> None:
         self._free()
@@ -204,15 +206,16 @@ class Inbound:
 
     # ---- costs ----
 
-    def _slow_down(self, prefix: Prefix) -> None:
-        """A sender in debt waits: what it sent is kept, what comes next stays in its own buffers."""
+    def _slow_down(self, prefix: Prefix) -> bool:
+        """A sender in debt waits: what it sent is kept, what comes next stays in its own buffers. True: it does."""
         if self.closed.done():
-            return
+            return False
         wait_s = self._bucket.charge(1 + prefix.tensor_bytes / BYTES_PER_TOKEN, self._loop.time())
         if wait_s > 0:
             self._host.count("slowed-seconds", wait_s)
             self._stream.hold()
             self._loop.call_later(wait_s, self._stream.release)
+        return wait_s > 0
 
     def _free(self) -> None:
         if self._arriving.reserved:
@@ -226,6 +229,3 @@ class Inbound:
         self._free()
         if not self.closed.done():
             self.closed.set_result(None)
-
-
-BYTES_PER_TOKEN = 256 << 10  # one token of a sender's bucket: a message, or so much of a tensor

@@ -53,7 +53,8 @@ class JsonFormatter(logging.Formatter):
 
 def set_up(level: str = "info", log_format: str = "human") -> None:
     """Log to stderr. Libraries are heard from warnings on."""
-    formatter = JsonFormatter() if log_format == "json" else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+    human = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s")
+    formatter = JsonFormatter() if log_format == "json" else human
     formatter.converter = time.gmtime
     formatter.default_time_format, formatter.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
     handler = logging.StreamHandler(sys.stderr)

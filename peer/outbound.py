@@ -13,6 +13,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from time import monotonic  # finer than the loop's clock, which may stand still for a turn
 
 from peer.framing import (
     SEQUENCE_MODULO,
@@ -36,6 +37,7 @@ RATE_SAMPLE_BYTES_MIN = 64 << 10
 REASON_BYTES_MAX = 64
 REASON = re.compile(rb"[a-z0-9-]{1,64}")
 LEAVING = "leaving"
+NO_TENSOR = memoryview(b"")
 GREETING = struct.Struct(">H16s")  # protocol version, run tag
 
 
@@ -68,19 +70,11 @@ class MessageRefused(GossamerError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """A raw stream. Reader and writer are kept: the writer closes the connection when it is collected."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OutboundHost:
     """What a lane needs from its transport."""
 
     run_tag: bytes
-    open_stream: Callable[[PeerId], Awaitable[Opened]]
+    open_stream: Callable[[PeerId], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
     on_broken: Callable[[PeerId, str], None]
     count: Callable[[str, float], None]
 
@@ -104,7 +98,6 @@ class Outbound:
         self._unacked: dict[int, _Sent] = {}
         self._sequence = 0
         self._stream: FrameStream | None = None
-        self._opened: Opened | None = None
         self._welcome: asyncio.Future[None] | None = None
         self._dial: asyncio.Task[None] | None = None
         self._progress = (0, 0)  # bytes sent, acks seen
@@ -115,7 +108,7 @@ class Outbound:
     def is_idle(self) -> bool:
         return self._stream is None and self._dial is None
 
-    def send(self, kind: FrameKind, header: bytes = b"", tensor: memoryview = memoryview(b"")) -> asyncio.Future[None]:
+    def send(self, kind: FrameKind, header: bytes = b"", tensor: memoryview = NO_TENSOR) -> asyncio.Future[None]:
         """Ends when the other end has accepted the frame; fails with PeerUnreachable or MessageRefused."""
         now = self._loop.time()
         done: asyncio.Future[None] = self._loop.create_future()
@@ -129,7 +122,7 @@ class Outbound:
         if not self._unacked:
             self._progress_s = now
         alone = not self._unacked and self._stream is not None
-        self._unacked[self._sequence] = _Sent(done, len(frame) + len(tensor), now, alone)
+        self._unacked[self._sequence] = _Sent(done, len(frame) + len(tensor), monotonic(), alone)
         if self._stream is not None:
             self._stream.write(frame, tensor)
         else:
@@ -140,7 +133,7 @@ class Outbound:
 
     def close(self, reason: str) -> None:
         """Hang up and fail what is under way; also the end of a broken lane."""
-        stream, self._stream, self._opened = self._stream, None, None
+        stream, self._stream = self._stream, None
         if stream is not None:
             stream.close(pack_frame(FrameKind.CLOSE, header=reason.encode()))
         dial, self._dial = self._dial, None
@@ -167,9 +160,9 @@ class Outbound:
         """Dial, greet, wait for the welcome, send what has queued up."""
         stream = FrameStream(self)
         try:
-            opened = await asyncio.wait_for(self._host.open_stream(self._peer), DIAL_S)
+            reader, writer = await asyncio.wait_for(self._host.open_stream(self._peer), DIAL_S)
             self._welcome = self._loop.create_future()
-            stream.attach(opened.writer.transport)
+            stream.attach(reader, writer)
             hello = GREETING.pack(PROTOCOL_VERSION, self._host.run_tag)
             stream.write(pack_frame(FrameKind.HELLO, lane=self._lane, header=hello))
             await asyncio.wait_for(self._welcome, DIAL_S)
@@ -182,7 +175,7 @@ class Outbound:
             raise
         else:
             self._dial = None
-            self._stream, self._opened = stream, opened
+            self._stream = stream
             self._backoff.clear()
             self._progress, self._progress_s = (0, 0), self._loop.time()
             queue, self._queue = self._queue, []
@@ -236,7 +229,7 @@ class Outbound:
         if self._stream is None:
             self._refuse_welcome(error)
             return
-        stream, self._stream, self._opened = self._stream, None, None
+        stream, self._stream = self._stream, None
         stream.close()
         self._backoff.failed(self._loop.time())
         self._fail(error)
@@ -251,7 +244,7 @@ class Outbound:
             raise FramingError("ack-of-nothing")
         self._num_acks += 1
         if sent.alone and sent.num_bytes >= RATE_SAMPLE_BYTES_MIN:
-            self._rate.add(sent.num_bytes / max(1e-4, self._loop.time() - sent.at_s))
+            self._rate.add(sent.num_bytes / max(1e-4, monotonic() - sent.at_s))
         if not sent.done.done():
             if error is None:
                 sent.done.set_result(None)

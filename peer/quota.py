@@ -36,7 +36,7 @@ class Budget:
 
     def __init__(self, total: int) -> None:
         self._free = total
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
 
     def take(self, amount: int) -> bool:
         """False: `wait` for it."""
@@ -45,7 +45,7 @@ class Budget:
         self._free -= amount
         return True
 
-    def wait(self, amount: int, granted: Callable[[], None]) -> Callable[[], None]:
+    def wait(self, amount: int, granted: Callable[[], object]) -> Callable[[], None]:
         """`granted` is called once the bytes are taken; the result forgets the request."""
         entry = (amount, granted)
         self._waiting.append(entry)
@@ -55,7 +55,7 @@ class Budget:
         self._free += amount
         self._grant()
 
-    def _forget(self, entry: tuple[int, Callable[[], None]]) -> None:
+    def _forget(self, entry: tuple[int, Callable[[], object]]) -> None:
         if entry in self._waiting:
             self._waiting.remove(entry)
             self._grant()

@@ -172,7 +172,7 @@ class PeerCore:
     def _serve(self, round_: int, outer_step: int) -> list[Action]:
         """The weights of the stage are in place: take part."""
         assert self.stage is not None, "serving without a stage"
-        self.ledger.round = round_
+        self.ledger.restart(round_)
         self.relay.draining = False
         self.donor.stage = self.stage
         self.donor.round = round_
@@ -245,10 +245,9 @@ class PeerCore:
         return [RunInnerStep(round=self.ledger.round)]
 
     def _jump(self, keepers: list[PeerId], now: float) -> list[Action]:
-        """Nothing was done here in this round: catch up with the originators without a step."""
-        target = min(self.ledger.lowest_announced(keepers), self.spec.rounds.total_rounds)
-        if target <= self.ledger.round:
-            return []
+        """Nothing was done here in this round: on to the next, or straight to where the originators are."""
+        target = max(self.ledger.lowest_announced(keepers), self.ledger.round + 1)
+        target = min(target, self.spec.rounds.total_rounds)
         inner_steps = self.spec.outer.inner_steps
         due = target // inner_steps * inner_steps
         is_due = self.outer is not None and due > self.ledger.round

@@ -63,8 +63,11 @@ def clip_pull(pull: Tensor, outer_gradient: Tensor, tau: float = PULL_MAX) -> Te
 
     A replica that has not trained since its last outer step has no measure of its own: it is not moved at all.
     """
-    norm = float(torch.linalg.vector_norm(pull))
-    bound = tau * float(torch.linalg.vector_norm(outer_gradient))
+    norm, bound = _norm(pull), tau * _norm(outer_gradient)
     if not math.isfinite(norm):  # finite elements, but beyond all measure
         return torch.zeros_like(pull)
     return pull if norm <= bound else pull * (bound / norm)
+
+
+def _norm(flat: Tensor) -> float:
+    return math.sqrt(float(torch.dot(flat, flat)))

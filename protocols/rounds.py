@@ -1,8 +1,9 @@
 """Round accounting of one replica (ARCHITECTURE decision 7): when is everything done that was announced to it?
 
-`round` counts the inner steps that the replica's weights have seen. Round r is finished when every live originator
-has announced round r or a later one and no attempt of a round <= r is outstanding. Released attempts are subtracted;
-an attempt that arrives unannounced (a retry on another path) is added.
+`round` counts the inner steps that the replica's weights have seen. Round r is finished when every originator that
+keeps step (it has announced round r - 1 or later) has announced round r, and no attempt of a round <= r is
+outstanding. Released attempts are subtracted; an attempt that arrives unannounced (a retry on another path) is added.
+An originator further behind (it was paused, stopped, or has just joined) is served but not waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from protocols.messages import WorkKey
 from protocols.swarm import PeerId
 
 AWAY_ROUND = 1 << 40  # announced by an originator that pauses or leaves: wait for none of my rounds
+_UNHEARD = -1  # has not spoken yet: waited for in round 0 only
+_ABSENT = -2  # paused, gone or silent: not waited for until it speaks again
 CLOSED_MAX = 4096  # remembered attempts that are over, so that a late message cannot reopen one
 
 
@@ -23,15 +26,15 @@ class RoundLedger:
     def __init__(self, round_: int = 0) -> None:
         self.round = round_
         self._announced: dict[PeerId, int] = {}
-        self._muted: set[PeerId] = set()  # gone or silent: not waited for until they speak again
         self._expected: dict[WorkKey, int] = {}
         self._closed: OrderedDict[WorkKey, None] = OrderedDict()
 
     def announce(self, originator: PeerId, round_: int, keys: Iterable[WorkKey]) -> None:
-        """A retry repeats an older round, which changes nothing; an originator back from AWAY_ROUND starts anew."""
-        known = self._announced.get(originator, -1)
-        self._announced[originator] = round_ if known >= AWAY_ROUND else max(known, round_)
-        self._muted.discard(originator)
+        """A retry repeats an older round, which changes nothing."""
+        if round_ >= AWAY_ROUND:
+            self._announced[originator] = _ABSENT
+            return
+        self._announced[originator] = max(self._announced.get(originator, _UNHEARD), round_)
         for key in keys:
             self.expect(key, round_)
 
@@ -52,19 +55,27 @@ class RoundLedger:
 
     def forget_originator(self, originator: PeerId) -> list[WorkKey]:
         """It is gone: nothing of it is waited for any more. Returns the keys that were still expected."""
-        self._announced.pop(originator, None)
-        self._muted.add(originator)
+        self._announced[originator] = _ABSENT
         gone = [key for key in self._expected if key.originator == originator]
         for key in gone:
             self.close(key)
         return gone
 
+    def restart(self, round_: int) -> None:
+        """Other weights are in place: what was announced for the old ones concerns us no more."""
+        self.round = round_
+        self._expected.clear()
+
+    def _in_step(self, originators: Iterable[PeerId]) -> list[int]:
+        """The announced rounds of those that are waited for."""
+        announced = [self._announced.get(peer, _UNHEARD) for peer in originators]
+        return [round_ for round_ in announced if round_ >= self.round - 1]
+
     def is_finished(self, originators: Iterable[PeerId]) -> bool:
-        """`originators`: those in the view. Without one that is heard, no round finishes."""
-        heard = [peer for peer in originators if peer not in self._muted]
-        if not heard or any(self._announced.get(peer, -1) < self.round for peer in heard):
+        """`originators`: those in the view. Without one that keeps step, no round finishes."""
+        if any(round_ <= self.round for round_ in self._expected.values()):
             return False
-        return not any(round_ <= self.round for round_ in self._expected.values())
+        return min(self._in_step(originators), default=_ABSENT) >= self.round
 
     def has_begun(self) -> bool:
         """Somebody announced the current round (or a later one)."""
@@ -75,16 +86,17 @@ class RoundLedger:
 
         An attempt that still arrives counts in the round of that moment.
         """
-        self._muted.update(peer for peer in originators if self._announced.get(peer, -1) < self.round)
+        for peer in originators:
+            if self._announced.get(peer, _UNHEARD) < self.round:
+                self._announced[peer] = _ABSENT
         late = [key for key, round_ in self._expected.items() if round_ <= self.round]
         for key in late:
             del self._expected[key]
         return late
 
     def lowest_announced(self, originators: Iterable[PeerId]) -> int:
-        """The round that every heard originator has reached; the current one when somebody is behind."""
-        heard = [self._announced.get(peer, -1) for peer in originators if peer not in self._muted]
-        return max(self.round, min(heard, default=self.round))
+        """The round that every originator in step has reached."""
+        return min(self._in_step(originators), default=self.round)
 
     def outstanding(self) -> int:
         return len(self._expected)

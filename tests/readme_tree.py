@@ -33,7 +33,9 @@ def is_written_by_hand(path: Path) -> bool:
 
 def folder_lines(folder: Path, depth: int) -> list[str]:
     """The folder's line, its modules in alphabetical order, then the folders in it that hold modules."""
-    modules = [path for path in sorted(folder.glob("*.py")) if is_written_by_hand(path) and path.stem != "__init__"]
+    modules = [
+        path for path in sorted(folder.glob("*.py")) if is_written_by_hand(path) and path.stem != "__init__"
+    ]
     lines = [entry(folder.name + "/", summary(folder / "__init__.py"), depth)]
     lines += [entry(module.name, summary(module), depth + 1) for module in modules]
     for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):

@@ -15,7 +15,8 @@ from tests.readme_tree import ROOT, is_written_by_hand, parts_of_readme, tree
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 PRODUCT = ("protocols", "dht", "peer")
-TORCH_IN_PROTOCOLS = {"protocols.tensor_codec", "protocols.noloco", "protocols.checkfree"}
+# The tensor maths, and the check of foreign tensors that the transport makes before the core hears of them.
+NEEDS_TORCH = {"protocols.tensor_codec", "protocols.noloco", "protocols.checkfree", "protocols.admission"}
 # Each of these runs what the bytes say: https://docs.python.org/3/library/pickle.html, first warning.
 MODULES_THAT_RUN_BYTES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 CALLS_THAT_RUN_BYTES = {
@@ -77,7 +78,7 @@ def test_decisions_start_without_torch_and_hivemind():
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in sources("protocols")
-    } - TORCH_IN_PROTOCOLS
+    } - NEEDS_TORCH
     assert "protocols.swarm" in modules
     program = (
         f"import importlib, sys\nfor name in {sorted(modules)!r}: importlib.import_module(name)\n"

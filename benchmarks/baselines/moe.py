@@ -26,7 +26,7 @@ from torch import nn
 
 from benchmarks.cpu import kill_tree
 from benchmarks.workload import Batch, RoundOptimizer, training_rounds
-from peer.model.stage import FirstStage, MiddleStage
+from peer.model.stage import FirstStage, build_stage
 from protocols.run_spec import RunSpec
 
 LOOPBACK: dict[str, Any] = {
@@ -50,7 +50,7 @@ def train(spec: RunSpec) -> Iterator[float]:
         for uid in uids:
             cleanup.enter_context(closing(_ServerProcess(spec, uid, addresses)))
         experts = nn.Sequential(*create_remote_experts(get_experts(dht, uids), dht))
-        yield from _rounds(spec, FirstStage(spec), experts)
+        yield from _rounds(spec, build_stage(spec, 0), experts)
 
 
 def _rounds(spec: RunSpec, first: FirstStage, experts: nn.Module) -> Iterator[float]:
@@ -93,7 +93,7 @@ def _serve(spec_json: str, uid: str, addresses: list[str], pipe: Connection) -> 
     boundary = BatchTensorDescriptor(
         length, width, dtype=torch.float32, compression=CompressionType.FLOAT16
     )
-    module = MiddleStage(spec, int(uid.split(".")[1]))
+    module = build_stage(spec, int(uid.split(".")[1]))
     backend = ModuleBackend(
         uid, module, optimizer=_OnceARound(spec, module), args_schema=(boundary,), outputs_schema=boundary,
         max_batch_size=spec.rounds.rows,

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from torch import nn
 
 from benchmarks.workload import Batch, RoundOptimizer, training_rounds
-from peer.model.stage import FirstStage, MiddleStage
+from peer.model.stage import FirstStage, build_stage
 from protocols.run_spec import RunSpec
 
 
 def train(spec: RunSpec) -> Iterator[float]:
     """Mean loss of each round, for ever."""
-    first = FirstStage(spec)
-    middle = nn.Sequential(*(MiddleStage(spec, stage) for stage in range(1, spec.num_stages)))
+    first = build_stage(spec, 0)
+    middle = nn.Sequential(*(build_stage(spec, stage) for stage in range(1, spec.num_stages)))
     rows = spec.rounds.rows * spec.rounds.microbatches
     optimizer = RoundOptimizer(spec.optimizer, [*first.parameters(), *middle.parameters()], rows=rows)
     for batches in training_rounds(spec):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from peer.model.llama import Llama, Trunk
 from protocols.errors import LocalProtocolError
 from protocols.run_spec import RunSpec
+
+Value = TypeVar("Value")
 
 INIT_STD = 0.02
 _HEAD_PREFIXES = ("model.norm.", "lm_head.")
@@ -103,13 +105,13 @@ def schema_hash(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def renumbered(spec: RunSpec, weights: Mapping[str, Tensor], source: int, target: int) -> dict[str, Tensor]:
-    """Weights of middle stage `source` under the names that middle stage `target` gives its own."""
+def renumbered(spec: RunSpec, named: Mapping[str, Value], source: int, target: int) -> dict[str, Value]:
+    """What belongs to the parameters of middle stage `source`, under the names that middle stage `target` uses."""
     if min(source, target) < 1:
         raise LocalProtocolError("stage 0 has another shape than the middle stages")
     shift = spec.layer_range(target).start - spec.layer_range(source).start
     renamed = {}
-    for name, weight in weights.items():
+    for name, value in named.items():
         prefix, layers, index, rest = name.split(".", 3)  # model.layers.7.mlp.up_proj.weight
-        renamed[f"{prefix}.{layers}.{int(index) + shift}.{rest}"] = weight
+        renamed[f"{prefix}.{layers}.{int(index) + shift}.{rest}"] = value
     return renamed

@@ -75,7 +75,8 @@ def test_a_missing_configuration_file_is_named(tmp_path: Path):
 def test_addresses_from_a_file_are_waited_for(tmp_path: Path):
     """A bootstrap peer and those that join through it are started together; the address comes later."""
     file = tmp_path / "bootstrap.addr"
-    writer = threading.Timer(0.3, lambda: write_text(file, "# public\n/ip4/1.1.1.1/tcp/1/p2p/a\n\n/dns4/b/tcp/2/p2p/b\n"))
+    text = "# public\n/ip4/1.1.1.1/tcp/1/p2p/a\n\n/dns4/b/tcp/2/p2p/b\n"
+    writer = threading.Timer(0.3, lambda: write_text(file, text))
     writer.start()
     addresses = read_initial_peers(["/ip4/9.9.9.9/tcp/9/p2p/c", f"@{file}"], wait_s=30)
     writer.join()
@@ -83,7 +84,7 @@ def test_addresses_from_a_file_are_waited_for(tmp_path: Path):
 
 
 def test_an_address_file_that_never_comes_is_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match="no.addr holds no address .* does the bootstrap peer run"):
+    with pytest.raises(ConfigError, match=r"no.addr holds no address .* does the bootstrap peer run"):
         read_initial_peers([f"@{tmp_path / 'no.addr'}"], wait_s=0.0)
 
 

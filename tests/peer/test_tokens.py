@@ -16,10 +16,13 @@ from tokenizers import Tokenizer, models
 
 import peer.tokens as tokens
 from peer.tokens import (
+    BUILT_IN_CORPORA,
+    BUILT_IN_TOKENIZERS,
     corpus_path,
     corpus_sha256,
     documents,
     encoded_documents,
+    file_sha256,
     load_tokenizer,
     special_tokens,
     tokenizer_path,
@@ -92,7 +95,11 @@ def test_folder_is_read_in_name_order_and_its_hash_covers_all_files(tmp_path):
     [
         ("a.txt", b"caf\xe9", "not UTF-8"),
         ("a.txt.gz", b"plain", "damaged gzip"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "' + bytes(range(97, 123)) * 40 + b'"}')[:-20], "damaged gzip"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "' + bytes(range(97, 123)) * 40 + b'"}')[:-20],
+            "damaged gzip",
+        ),
         ("a.jsonl", b'{"text": "ok"}\nnot json\n', r"a\.jsonl:2: "),
         ("a.jsonl", b'{"body": "ok"}\n', r"a\.jsonl:1: .*\"text\""),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: "),
@@ -107,6 +114,14 @@ def test_broken_source_is_one_clear_message(tmp_path, name, content, message):
     with pytest.raises(ConfigError, match=message) as caught:
         list(documents(tmp_path / name))
     assert name in str(caught.value)
+
+
+def test_built_in_files_are_those_of_their_readme():
+    """The README beside them is what a person checks against."""
+    lines = (corpus_path("sotu").parent / "README.md").read_text().split("```")[1].split("\n")
+    hashes = {name: digest for digest, name in (line.split() for line in lines if line)}
+    paths = [*map(corpus_path, BUILT_IN_CORPORA), *map(tokenizer_path, BUILT_IN_TOKENIZERS)]
+    assert {path.name: file_sha256(path) for path in paths} == hashes
 
 
 def test_missing_corpus_names_place_and_choices():

@@ -1,0 +1,60 @@
+"""What a person sees first: who this peer is, what it does, where it can be reached, and how others join."""
+
+from __future__ import annotations
+
+from peer import __version__
+from peer.config import HostConfig
+from peer.status import PeerStatus
+from protocols.run_spec import PROTOCOL_VERSION, ModelSpec, RunSpec
+
+BYTES_PER_WEIGHT = 6 * 4  # weight, gradient, two Adam moments, slow weight, outer momentum: all fp32
+LOOPBACK = ("/ip4/127.", "/ip6/::1/")
+
+
+def first_screen(status: PeerStatus, config: HostConfig, spec: RunSpec | None) -> str:
+    lines = [
+        f"Gossamer {__version__}, protocol {PROTOCOL_VERSION}",
+        f"  peer       {status.name}  {status.peer}",
+        f"  run        {status.run_id or 'none: introduces peers of any run'}",
+        f"  stage      {_stage_in_words(status, config, spec)}",
+    ]
+    if spec is not None:
+        lines.append(f"  device     {status.device}, about {memory_mib(spec, config.stage):.0f} MiB for its stage")
+    lines += [
+        f"  {'reachable' if not i else '':<10} {_labelled(address)}" for i, address in enumerate(status.addresses)
+    ]
+    if spec is not None and status.addresses:
+        lines += ["  others join with", f"    gossamer join --run {spec.run_id} --initial-peers {status.addresses[0]}"]
+    return "\n".join(lines)
+
+
+def _stage_in_words(status: PeerStatus, config: HostConfig, spec: RunSpec | None) -> str:
+    if spec is None:
+        return "none (bootstrap)"
+    if config.stage is None:
+        return f"auto: where the swarm needs one of stages 0 to {spec.num_stages - 1}"
+    return f"{config.stage} of 0 to {spec.num_stages - 1}"
+
+
+def _labelled(address: str) -> str:
+    return f"{address}  (this machine only)" if address.startswith(LOOPBACK) else address
+
+
+def memory_mib(spec: RunSpec, stage: int | None) -> float:
+    """Weights with all that is kept for each, and the stashes; the largest stage when it is not chosen yet."""
+    stages = range(spec.num_stages) if stage is None else (stage,)
+    num_weights = max(num_weights_of(spec, s) for s in stages)
+    rows, seq_len, width = spec.boundary_shape
+    stash_bytes = spec.rounds.slots * rows * seq_len * width * 4
+    return (num_weights * BYTES_PER_WEIGHT + stash_bytes) / 2**20
+
+
+def num_weights_of(spec: RunSpec, stage: int) -> int:
+    model = spec.model
+    ends = 2 * model.vocab_size * model.hidden_size + model.hidden_size if stage == 0 else 0
+    return ends + len(spec.layer_range(stage)) * _layer_weights(model)
+
+
+def _layer_weights(model: ModelSpec) -> int:
+    width, kv_width = model.hidden_size, model.num_key_value_heads * model.head_dim
+    return 2 * width * width + 2 * width * kv_width + 3 * width * model.intermediate_size + 2 * width

@@ -1,0 +1,192 @@
+"""One simulated peer: the core of the product, with hands that reach into the simulation instead of the world."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from peer.simulator.compute import CostCompute
+from protocols.core import PeerCore
+from protocols.events import (
+    Action,
+    Announce,
+    BatchReady,
+    CallPeer,
+    ClaimsRead,
+    Count,
+    DeadlineReached,
+    DropStash,
+    Event,
+    FetchBatch,
+    Leave,
+    MicrobatchFinished,
+    PingDone,
+    PutClaim,
+    ReadClaims,
+    RoundFinished,
+    Send,
+    Started,
+    ViewChanged,
+)
+from protocols.swarm import PeerId, PeerInfo, PeerState
+
+if TYPE_CHECKING:
+    from peer.simulator.swarm import Simulation
+
+FETCH_S = 0.002
+JITTER_SHARE = 0.2
+
+
+class Member:
+    """A peer from its start to its death or leave. While stopped it does nothing and keeps what comes for later."""
+
+    def __init__(self, simulation: Simulation, peer: PeerId, stage: int | None) -> None:
+        self._simulation = simulation
+        self._clock = simulation.clock
+        self._rng = random.Random(f"member/{simulation.seed}/{peer}")
+        self.peer = peer
+        self.core = PeerCore(peer, simulation.spec, stage)
+        self.compute = CostCompute(self._clock, simulation.spec, f"{simulation.seed}/{peer}", self.post)
+        self.is_alive = True
+        self.is_stopped = False
+        self._backlog: list[Event] = []
+        self._wake_s: float | None = None
+        self._info = PeerInfo(
+            peer=peer, stage=stage, state=PeerState.JOINING, slots=simulation.spec.rounds.slots,
+            started_unix_s=simulation.table.now_unix_s(),
+        )  # fmt: skip
+        self._do: dict[type, Callable[..., None]] = {
+            Send: self._send,
+            FetchBatch: self._fetch,
+            DropStash: self._drop,
+            Announce: self._announce,
+            MicrobatchFinished: self._finished,
+            Count: self._nothing,
+            RoundFinished: self._nothing,
+            PutClaim: self._put_claim,
+            ReadClaims: self._read_claims,
+            CallPeer: self._call,
+            Leave: self._leave,
+        }
+
+    def start(self) -> None:
+        self.post(Started(view=self._simulation.table.view()))
+        liveness = self._simulation.spec.liveness
+        self._clock.after(liveness.view_poll_s * self._rng.random(), self._poll)
+        self._clock.after(liveness.heartbeat_s * self._rng.random(), self._heartbeat)
+
+    def die(self) -> None:
+        self.is_alive = False
+        self._backlog.clear()
+
+    def resume(self) -> None:
+        self.is_stopped = False
+        backlog, self._backlog = self._backlog, []
+        for event in backlog:
+            self.post(event)
+        self._wake()
+
+    # ---- the way in ----
+
+    def post(self, event: Event) -> None:
+        if not self.is_alive:
+            return
+        if self.is_stopped:
+            self._backlog.append(event)
+            return
+        now = self._clock.now
+        actions = self.core.handle(event, now)
+        self._simulation.saw(self, event, actions)
+        submit = self.compute.submit
+        for action in actions:
+            do = self._do.get(type(action))
+            if do is None:
+                submit(action)  # type: ignore[arg-type]
+            else:
+                do(action)
+        deadline_s = self.core.next_deadline()
+        if deadline_s is not None and (self._wake_s is None or deadline_s < self._wake_s):
+            self._wake_s = deadline_s
+            self._clock.at(deadline_s, self._wake)
+
+    def _wake(self) -> None:
+        if not self.is_alive or self.is_stopped:
+            return
+        deadline_s = self.core.next_deadline()
+        self._wake_s = None
+        if deadline_s is None:
+            return
+        if deadline_s <= self._clock.now:
+            self.post(DeadlineReached())
+        else:
+            self._wake_s = deadline_s
+            self._clock.at(deadline_s, self._wake)
+
+    def _poll(self) -> None:
+        if not self.is_alive:
+            return
+        if not self.is_stopped:
+            self.post(ViewChanged(view=self._simulation.table.view()))
+        self._clock.after(self._simulation.spec.liveness.view_poll_s * self._near_one(), self._poll)
+
+    def _heartbeat(self) -> None:
+        if not self.is_alive:
+            return
+        if not self.is_stopped:
+            self._simulation.table.store(self._info)
+        self._clock.after(self._simulation.spec.liveness.heartbeat_s * self._near_one(), self._heartbeat)
+
+    def _near_one(self) -> float:
+        return 1 - JITTER_SHARE * self._rng.random()
+
+    # ---- the way out ----
+
+    def _send(self, action: Send) -> None:
+        self._simulation.transmit(self.peer, action.to, action.message)
+
+    def _fetch(self, action: FetchBatch) -> None:
+        self._simulation.books.fetched(action.key)
+        self._clock.after(FETCH_S, self.post, BatchReady(key=action.key))
+
+    def _drop(self, action: DropStash) -> None:
+        if action.key.originator == self.peer:
+            self.compute.drop_microbatch(action.key)
+        else:
+            self.compute.drop(action.key)
+
+    def _announce(self, action: Announce) -> None:
+        """Stored at once when others plan by it, else with the next heartbeat, as `dht.heartbeat` does."""
+        before = self._info
+        self._info = replace(before, **{name: getattr(action, name) for name in Announce.__dataclass_fields__})
+        now = self._info
+        if (before.stage, before.state, before.outer_step, before.fresh) != (
+            now.stage, now.state, now.outer_step, now.fresh
+        ):  # fmt: skip
+            self._simulation.table.store(now)
+
+    def _finished(self, action: MicrobatchFinished) -> None:
+        self._simulation.finished(action)
+
+    def _nothing(self, action: Action) -> None:
+        """For the chronicle only."""
+
+    def _put_claim(self, action: PutClaim) -> None:
+        self._simulation.table.claim(self.peer, action.stage)
+
+    def _read_claims(self, action: ReadClaims) -> None:
+        claims = self._simulation.table.claims(action.stage)
+        self._clock.after(FETCH_S, self.post, ClaimsRead(stage=action.stage, claims=claims))
+
+    def _call(self, action: CallPeer) -> None:
+        self._simulation.network.call(
+            self.peer, action.peer, self._simulation.spec.liveness.ping_s, self._answered
+        )
+
+    def _answered(self, callee: PeerId, ok: bool, seconds: float) -> None:
+        self.post(PingDone(peer=callee, ok=ok, seconds=seconds))
+
+    def _leave(self, action: Leave) -> None:
+        self._simulation.table.store(self._info, withdrawn=True)
+        self._simulation.left(self)

@@ -1,0 +1,269 @@
+"""A simulated swarm: PeerCores, links, a table and compute under one clock; every event checked, nothing by chance.
+
+Invariants after each event: those of the core. At the end: every microbatch that a living originator fetched is
+finished exactly once with a loss, no relay holds anything, no stash is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from peer.simulator.clock import Clock
+from peer.simulator.member import Member
+from peer.simulator.network import SMALL_BYTES, LinkSettings, Network
+from peer.simulator.report import Books, Chronicle, InvariantBroken, Report
+from peer.simulator.table import Table
+from protocols.errors import ConfigError
+from protocols.events import (
+    Action,
+    Event,
+    LeaveRequested,
+    MessageReceived,
+    MicrobatchFinished,
+    PauseRequested,
+    ResumeRequested,
+    SendFailed,
+)
+from protocols.messages import Message, TensorPacket
+from protocols.run_spec import ModelSpec, RunSpec
+from protocols.swarm import PeerId
+
+STAGES_MAX = 26  # peers are named by the letter of their stage
+SETTLE_S = 1.0
+SECONDS_MAX = 100_000.0
+Pack = Callable[[Message, PeerId, PeerId], Message]
+
+
+def tiny_spec(num_stages: int, **changes: object) -> RunSpec:
+    """A RunSpec whose tensors are as small as the rules allow; `changes` are top-level fields."""
+    model = ModelSpec(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=num_stages - 1,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=8,
+    )  # fmt: skip
+    rounds = {"rows": 1, "seq_len": 4, "total_rounds": 100_000, "eval_every": 0}
+    fields = {"name": "simulated", "num_stages": num_stages, "model": model, **changes}
+    fields["rounds"] = {**rounds, **changes.get("rounds", {})}  # type: ignore[dict-item]
+    return RunSpec.model_validate(fields)
+
+
+class Simulation:
+    """Build it, say what shall happen and when, `run` it once."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        layout: Mapping[int, int],
+        seed: int,
+        *,
+        encode: bool = True,
+        check: bool = True,
+        tell: bool = False,
+        links: LinkSettings | None = None,
+    ) -> None:
+        if max(layout) >= STAGES_MAX:
+            raise ConfigError(f"a simulated swarm has at most {STAGES_MAX} stages")
+        self.spec = spec
+        self.seed = seed
+        self.clock = Clock()
+        self.table = Table(self.clock, spec)
+        self.network = Network(
+            self.clock, seed, links or LinkSettings(), deliver=self._deliver, fail=self._on_send_failed
+        )
+        self.books = Books()
+        self.chronicle = Chronicle(tell=tell)
+        self.members: dict[PeerId, Member] = {}
+        self._num_joined: dict[str, int] = {}
+        self._check = check
+        self._pack = _packer(spec) if encode else None
+        for stage, replicas in sorted(layout.items()):
+            for _ in range(replicas):
+                self._add(stage).start()
+
+    # ---- what shall happen ----
+
+    def kill(self, who: PeerId | int, at: float) -> None:
+        """SIGKILL to a peer, or to every replica that a stage has by then."""
+        self.clock.at(at, self._each, who, self._kill)
+
+    def stop(self, who: PeerId, at: float) -> None:
+        """SIGSTOP."""
+        self.clock.at(at, self._each, who, self._stop)
+
+    def resume(self, who: PeerId, at: float) -> None:
+        """SIGCONT."""
+        self.clock.at(at, self._each, who, self._resume)
+
+    def join(self, stage: int | None, at: float) -> None:
+        self.clock.at(at, self._join, stage)
+
+    def leave(self, who: PeerId, at: float) -> None:
+        self.clock.at(at, self._ask, who, "leaves", LeaveRequested())
+
+    def pause(self, who: PeerId, at: float) -> None:
+        """As from the control plane: begins no round."""
+        self.clock.at(at, self._ask, who, "is paused", PauseRequested())
+
+    def go_on(self, who: PeerId, at: float) -> None:
+        self.clock.at(at, self._ask, who, "goes on", ResumeRequested())
+
+    def cut(self, one: PeerId, other: PeerId, at: float, heal_at: float) -> None:
+        self.clock.at(at, self._cut, one, other)
+        self.clock.at(heal_at, self._heal, one, other)
+
+    def slow(self, who: PeerId, factor: float, at: float) -> None:
+        self.clock.at(at, self._slow, who, factor)
+
+    # ---- running ----
+
+    def run(self, *, until_microbatches: int | None = None, until_s: float = SECONDS_MAX) -> Report:
+        """Go on until so many are trained (or until then), let the originators finish, look for leaks."""
+        wanted = SECONDS_MAX if until_microbatches is None else until_microbatches
+        self._go(lambda: self.books.finished >= wanted, until_s)
+        for member in self._living():
+            member.post(PauseRequested())
+        rest_s = self.spec.liveness.lease_s * self.spec.rounds.attempts_max
+        self._go(self._is_quiet, self.clock.now + rest_s)
+        self._go(lambda: False, self.clock.now + SETTLE_S)
+        return self._report()
+
+    def _go(self, is_over: Callable[[], bool], until_s: float) -> None:
+        clock = self.clock
+        while not is_over() and (next_s := clock.next_s()) is not None and next_s <= until_s:
+            clock.step()
+
+    def _is_quiet(self) -> bool:
+        return not any(self._num_held(member) for member in self._living())
+
+    def _num_held(self, member: Member) -> int:
+        core = member.core
+        open_here = self.books.num_open(member.peer)
+        return core.relay.num_stashes + core.relay.num_waiting + open_here + len(member.compute.stashes)
+
+    def _living(self) -> Sequence[Member]:
+        return [member for member in self.members.values() if member.is_alive and not member.is_stopped]
+
+    def _report(self) -> Report:
+        living = self._living()
+        forgotten = sum(self.books.num_open(member.peer) for member in living)
+        relays = [member.core.relay for member in living]
+        return Report(
+            seed=self.seed,
+            finished=self.books.finished,
+            lost=self.books.given_up + forgotten,
+            leaked=sum(relay.num_stashes + relay.num_waiting for relay in relays)
+            + sum(len(member.compute.stashes) for member in living),
+            orphaned=sum(self.books.num_open(member.peer) for member in self.members.values()) - forgotten,
+            skipped=self.books.skipped,
+            events=self.chronicle.events,
+            seconds=self.clock.now,
+            rounds=max((member.core.ledger.round for member in living), default=0),
+            digest=self.chronicle.digest,
+            counters=dict(self.chronicle.counters),
+            story=tuple(self.chronicle.story),
+        )
+
+    # ---- what the members do ----
+
+    def saw(self, member: Member, event: Event, actions: Sequence[Action]) -> None:
+        now = self.clock.now
+        self.chronicle.happened(now, member.peer, event)
+        for action in actions:
+            self.chronicle.decided(now, member.peer, action)
+        if self._check:
+            try:
+                member.core.check_invariants(now)
+            except AssertionError as error:
+                raise InvariantBroken(
+                    f"seed {self.seed} at {now:.3f} s: {member.peer}, after {event!r}: {error}"
+                ) from error
+
+    def transmit(self, sender: PeerId, to: PeerId, message: Message) -> None:
+        packet: TensorPacket | None = getattr(message, "packet", None)
+        num_bytes = SMALL_BYTES + (packet.num_bytes if packet is not None else 0)
+        if self._pack is not None:
+            message = self._pack(message, sender, to)
+        self.network.send(sender, to, message, num_bytes)
+
+    def finished(self, action: MicrobatchFinished) -> None:
+        self.books.over(action, self.spec.num_stages - self.spec.path_stages)
+
+    def left(self, member: Member) -> None:
+        self.chronicle.weather(self.clock.now, f"{member.peer} is gone")
+        held = self._num_held(member)
+        if held and self._check:
+            raise InvariantBroken(f"seed {self.seed}: {member.peer} left with {held} things in its hands")
+        self._end(member)
+
+    def _deliver(self, to: PeerId, sender: PeerId, message: Message) -> None:
+        self.members[to].post(MessageReceived(sender=sender, message=message))
+
+    def _on_send_failed(self, sender: PeerId, to: PeerId, message: Message | None) -> None:
+        self.members[sender].post(SendFailed(peer=to, message=message))
+
+    # ---- weather ----
+
+    def _add(self, stage: int | None) -> Member:
+        letter = "j" if stage is None else chr(ord("a") + stage)
+        self._num_joined[letter] = self._num_joined.get(letter, 0) + 1
+        member = Member(self, f"{letter}{self._num_joined[letter]}", stage)
+        self.members[member.peer] = member
+        return member
+
+    def _each(self, who: PeerId | int, do: Callable[[Member], None]) -> None:
+        for member in list(self.members.values()):
+            if member.is_alive and who in (member.peer, member.core.stage):
+                do(member)
+
+    def _kill(self, member: Member) -> None:
+        self.chronicle.weather(self.clock.now, f"kill {member.peer}")
+        self._end(member)
+
+    def _end(self, member: Member) -> None:
+        member.die()
+        self.network.kill(member.peer)
+
+    def _stop(self, member: Member) -> None:
+        self.chronicle.weather(self.clock.now, f"stop {member.peer}")
+        member.is_stopped = True
+        self.network.stop(member.peer)
+
+    def _resume(self, member: Member) -> None:
+        self.chronicle.weather(self.clock.now, f"resume {member.peer}")
+        member.resume()
+        self.network.resume(member.peer)
+
+    def _join(self, stage: int | None) -> None:
+        member = self._add(stage)
+        self.chronicle.weather(self.clock.now, f"{member.peer} joins")
+        member.start()
+
+    def _ask(self, who: PeerId, does: str, request: Event) -> None:
+        self.chronicle.weather(self.clock.now, f"{who} {does}")
+        self.members[who].post(request)
+
+    def _cut(self, one: PeerId, other: PeerId) -> None:
+        self.chronicle.weather(self.clock.now, f"cut {one} from {other}")
+        self.network.cut(one, other)
+
+    def _heal(self, one: PeerId, other: PeerId) -> None:
+        self.chronicle.weather(self.clock.now, f"heal {one} and {other}")
+        self.network.heal(one, other)
+
+    def _slow(self, who: PeerId, factor: float) -> None:
+        self.chronicle.weather(self.clock.now, f"{who} is {factor:g} x slower")
+        self.members[who].compute.slowness = factor
+
+
+def _packer(spec: RunSpec) -> Pack:
+    """Each message through its bytes and the receiver's checks; imports torch, which finiteness is checked with."""
+    from protocols.admission import WireLimits, admit
+    from protocols.wire import encode
+
+    limits = WireLimits.of(spec)
+    run_id = limits.run_id
+
+    def pack(message: Message, sender: PeerId, receiver: PeerId) -> Message:
+        header, data = encode(message, run_id=run_id)
+        return admit(header, data, sender=sender, me=receiver, limits=limits)
+
+    return pack
