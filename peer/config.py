@@ -38,13 +38,18 @@ class HostConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    run: str | None = Field(default=None, description="the run: its file, or the id of one that the swarm knows")
+    run: str | None = Field(
+        default=None, description="the run: its file, or the id of one that the swarm knows"
+    )
     initial_peers: tuple[str, ...] = Field(
         default=(), description="addresses of peers to join through; @FILE: one a line, waited for up to 60 s"
     )
     new_swarm: bool = Field(default=False, description="start a swarm: be its first peer, join nobody")
     port: int | None = Field(
-        default=None, ge=0, le=65535, description="TCP port; 0: any free one  [31337, or any if that is taken]"
+        default=None,
+        ge=0,
+        le=65535,
+        description="TCP port; 0: any free one  [31337, or any if that is taken]",
     )
     host_maddrs: tuple[str, ...] = Field(
         default=(), description="addresses to listen on, instead of all interfaces at --port"
@@ -55,10 +60,14 @@ class HostConfig(BaseModel):
     use_relay: bool = Field(default=True, description="reach peers, and be reached, through relays")
     auto_nat: bool = Field(default=True, description="find out whether others can reach this machine")
     startup_timeout_s: float = Field(default=60.0, gt=0, le=600, description="longest wait for the network")
-    stage: int | None = Field(default=None, ge=0, description="stage to serve; auto: where the swarm needs one")
+    stage: int | None = Field(
+        default=None, ge=0, description="stage to serve; auto: where the swarm needs one"
+    )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N or mps")
     threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for compute")
-    threads: int = Field(default=0, ge=0, le=1024, description="threads that torch computes with; 0: its choice")
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="threads that torch computes with; 0: its choice"
+    )
     data_dir: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("gossamer")),
         description="identity and checkpoints",
@@ -74,17 +83,25 @@ class HostConfig(BaseModel):
     )
     checkpoint_every: int = Field(default=50, ge=0, description="rounds between checkpoints; 0: none")
     checkpoints_kept: int = Field(default=3, ge=1, le=1000, description="newest checkpoints to keep")
-    resume: bool = Field(default=True, description="go on from the newest checkpoint of this run, if there is one")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level shown")
+    resume: bool = Field(
+        default=True, description="go on from the newest checkpoint of this run, if there is one"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level shown"
+    )
     log_format: Literal["human", "json"] = Field(default="human", description="human or json")
     metrics_addr: str | None = Field(
         default=None, description="HOST:PORT for Prometheus, such as 127.0.0.1:9090  [off]"
     )
-    flight_recorder: bool = Field(default=False, description="write events and actions to DATA_DIR/flight.jsonl")
+    flight_recorder: bool = Field(
+        default=False, description="write events and actions to DATA_DIR/flight.jsonl"
+    )
 
     @field_validator("stage", mode="before")
     @classmethod
     def _auto_stage(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "auto" and not value.isdecimal():
+            raise ValueError(f"{value!r} is neither the number of a stage nor auto")
         return None if value == "auto" else value
 
     @field_validator(*LIST_FIELDS, mode="before")

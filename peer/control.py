@@ -94,7 +94,9 @@ def status_to_proto(status: PeerStatus) -> control_pb2.PeerStatus:
         state=status.state.value,
         loss=status.loss,
         validation=[
-            control_pb2.ValidationPoint(round=point.round, loss=point.loss, num_microbatches=point.num_microbatches)
+            control_pb2.ValidationPoint(
+                round=point.round, loss=point.loss, num_microbatches=point.num_microbatches
+            )
             for point in status.validation
         ],
         counters=dict(status.counters),
@@ -156,9 +158,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._daemon.request_leave()
         return Empty()
 
-    async def Checkpoint(self, request: control_pb2.CheckpointRequest, context: Any) -> control_pb2.CheckpointReply:
+    async def Checkpoint(
+        self, request: control_pb2.CheckpointRequest, context: Any
+    ) -> control_pb2.CheckpointReply:
         if request.folder and not os.path.isabs(request.folder):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{request.folder!r} is not an absolute path")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"{request.folder!r} is not an absolute path"
+            )
         try:
             path = await self._daemon.export_stage(Path(request.folder) if request.folder else None)
         except (OSError, GossamerError) as error:

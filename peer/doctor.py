@@ -1,4 +1,4 @@
-"""`gossamer doctor`: what a peer needs of its machine, looked at one by one, each with the remedy when it is missing."""
+"""`gossamer doctor`: what a peer needs of its machine, one by one, each with the remedy when it is missing."""
 
 from __future__ import annotations
 
@@ -43,10 +43,14 @@ def examine(config: HostConfig) -> Iterator[Finding]:
         ("network", lambda: _network(config)),
     ]
     for what, check in checks:
-        try:
-            yield Finding(what=what, ok=True, detail=check())
-        except (GossamerError, OSError, ImportError) as error:
-            yield Finding(what=what, ok=False, detail=str(error))
+        yield _examine_one(what, check)
+
+
+def _examine_one(what: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what=what, ok=True, detail=check())
+    except (GossamerError, OSError, ImportError) as error:
+        return Finding(what=what, ok=False, detail=str(error))
 
 
 def _python() -> str:

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def export_from_checkpoints(
 
     ConfigError names the stages that no folder has, or the runs when there are several.
     """
-    stored = [checkpoint for folder in folders for checkpoint in list_checkpoints(folder)]
+    by_folder = [list_checkpoints(folder) for folder in folders]
+    stored = list(chain.from_iterable(by_folder))
     spec = _only_spec(stored, folders)
     stored.sort(key=lambda checkpoint: (checkpoint.meta.round, checkpoint.sequence), reverse=True)
     stages = [_newest_of_stage(stored, stage) for stage in range(spec.num_stages)]
@@ -54,11 +56,20 @@ def export_from_checkpoints(
         )
     names = weight_shapes(spec.model)  # a checkpoint also holds the optimizers' state
     state = {name: tensors[name] for tensors, _ in filter(None, stages) for name in names if name in tensors}
-    rounds = max(meta.round for _, meta in filter(None, stages))
+    counted = {
+        "rounds": max(meta.round for _, meta in filter(None, stages)),
+        "tokens": sum(map(_tokens_originated, by_folder)),
+    }
     tokenizer_file = tokenizer_path(spec.data.tokenizer)
     return write_hf_folder(
-        target, spec, state, tokenizer_file=tokenizer_file, facts={"rounds": rounds, **(facts or {})}
+        target, spec, state, tokenizer_file=tokenizer_file, facts=counted | dict(facts or {})
     )
+
+
+def _tokens_originated(newest_first: Sequence[StoredCheckpoint]) -> int:
+    """Tokens that one peer has trained on as an originator; 0 for a middle stage's."""
+    own = (checkpoint.meta.runtime for checkpoint in newest_first if checkpoint.meta.stage == 0)
+    return int(next(own, {}).get("tokens_trained", 0))
 
 
 def _newest_of_stage(

@@ -19,12 +19,18 @@ def first_screen(status: PeerStatus, config: HostConfig, spec: RunSpec | None) -
         f"  stage      {_stage_in_words(status, config, spec)}",
     ]
     if spec is not None:
-        lines.append(f"  device     {status.device}, about {memory_mib(spec, config.stage):.0f} MiB for its stage")
+        lines.append(
+            f"  device     {status.device}, about {memory_mib(spec, config.stage):.0f} MiB for its stage"
+        )
     lines += [
-        f"  {'reachable' if not i else '':<10} {_labelled(address)}" for i, address in enumerate(status.addresses)
+        f"  {'reachable' if not i else '':<10} {_labelled(address)}"
+        for i, address in enumerate(status.addresses)
     ]
     if spec is not None and status.addresses:
-        lines += ["  others join with", f"    gossamer join --run {spec.run_id} --initial-peers {status.addresses[0]}"]
+        lines += [
+            "  others join with",
+            f"    gossamer join --run {spec.run_id} --initial-peers {status.addresses[0]}",
+        ]
     return "\n".join(lines)
 
 

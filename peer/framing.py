@@ -11,6 +11,7 @@ checksum of their own: the channel is authenticated encryption, and 0.13 ms for 
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import zlib
 from collections import deque
@@ -28,6 +29,7 @@ SEQUENCE_MODULO = 1 << 32
 SCRATCH_BYTES = 16 << 10
 JOIN_BYTES = 64 << 10  # a first write carries prefix, header and so much of the tensor: one wake-up less per hop
 PIECE_BYTES = 512 << 10
+SEND_BUFFER_BYTES = 1 << 20  # a boundary tensor leaves in one call, where the kernel allows it
 LINGER_S = 2.0  # for a farewell to leave
 
 
@@ -124,6 +126,8 @@ class FrameStream(asyncio.BufferedProtocol):
         """Take the connection over from those that opened it; nothing may be under way to us yet."""
         self._openers = (reader, writer)  # kept: the writer closes the connection when it is collected
         self._transport = transport = writer.transport
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, int(__import__("os").environ.get("SNDBUF", SEND_BUFFER_BYTES)))
         transport.pause_reading()
         transport.set_protocol(self)
         transport.resume_reading()

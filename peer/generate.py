@@ -84,8 +84,10 @@ def generate(
 
     `on_text` gets the pieces as they come. Ends at the end token. The same seed gives the same text.
     """
-    if max_new_tokens < 1 or not 0 <= temperature < float("inf") or top_k < 0:
-        raise ConfigError("max_new_tokens must be at least 1, temperature and top_k at least 0 (finite)")
+    if max_new_tokens < 1 or not 0 <= temperature < float("inf") or top_k < 0 or not 0 <= seed < 1 << 63:
+        raise ConfigError(
+            "max_new_tokens must be at least 1; temperature, top_k and seed at least 0 and finite"
+        )
     model, spec = load_model(folder)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     special = special_tokens(tokenizer)

@@ -28,7 +28,7 @@ from protocols.errors import ConfigError, GossamerError
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerState
 
-PRELOAD = ["peer.daemon"]  # brings torch, hivemind, grpc
+PRELOAD = ["peer.daemon", "torch._dynamo"]  # torch, hivemind, grpc; and what the first optimizer imports
 START_TIMEOUT_S = 90.0
 LEAVE_TIMEOUT_S = 15.0
 POLL_S = 0.2
@@ -81,19 +81,25 @@ class LocalSwarm:
     """Peers as processes of this machine. `layout` is replicas by stage; the first peer of stage 0 introduces."""
 
     def __init__(
-        self, spec: RunSpec, layout: Mapping[int, int], folder: Path, settings: Mapping[str, Any] | None = None
+        self,
+        spec: RunSpec,
+        layout: Mapping[int, int],
+        folder: Path,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         """Logs, sockets and the peers' own folders lie in `folder`; `settings` are HostConfig fields for all."""
         outside = [stage for stage in layout if stage >= spec.num_stages]
         if outside or not layout.get(0):
-            wrong = f"has no stage {outside[0]}" if outside else "needs a peer for stage 0, which reads the text"
+            wrong = (
+                f"has no stage {outside[0]}" if outside else "needs a peer for stage 0, which reads the text"
+            )
             raise ConfigError(f"layout {dict(layout)}: the run {wrong} (stages 0 to {spec.num_stages - 1})")
         self.spec = spec
         self.layout = dict(layout)
         self.folder = folder.resolve()
         self.peers: list[LocalPeer] = []
         self._settings = dict(settings or {})
-        self._runtime_dir = self.folder / "run"
+        self.runtime_dir = self.folder / "run"
 
     def __enter__(self) -> LocalSwarm:
         try:
@@ -132,7 +138,7 @@ class LocalSwarm:
             "auto_nat": False,
             "startup_timeout_s": START_TIMEOUT_S,
             "data_dir": self.folder / label,
-            "runtime_dir": self._runtime_dir,
+            "runtime_dir": self.runtime_dir,
             "threads": 1,
             "device": "cpu",
         }
@@ -167,7 +173,9 @@ class LocalSwarm:
                 return
             if not waited.is_alive:
                 code = waited.process.exitcode
-                raise LaunchError(f"{waited.name} ended with exit code {code}; {waited.log_path}:\n{waited.log_tail()}")
+                raise LaunchError(
+                    f"{waited.name} ended with exit code {code}; {waited.log_path}:\n{waited.log_tail()}"
+                )
             if time.monotonic() >= deadline_s:
                 raise LaunchError(
                     f"waited in vain for {waited.name} {what}; {waited.log_path}:\n{waited.log_tail()}"
@@ -194,7 +202,7 @@ class LocalSwarm:
     def _connect(self) -> None:
         if all(peer.client for peer in self.peers if peer.is_alive):
             return
-        sockets = {pointer.pid: pointer.socket_path for pointer in find_peers(self._runtime_dir)}
+        sockets = {pointer.pid: pointer.socket_path for pointer in find_peers(self.runtime_dir)}
         for peer in self.peers:
             if peer.client is None and peer.process.pid in sockets:
                 peer.client = ControlClient(sockets[peer.process.pid])
@@ -221,7 +229,9 @@ class LocalSwarm:
         if replica is not None:
             victims = victims[replica : replica + 1]
         if not victims:
-            raise LaunchError(f"stage {stage} has no living replica {'' if replica is None else replica}".rstrip())
+            raise LaunchError(
+                f"stage {stage} has no living replica {'' if replica is None else replica}".rstrip()
+            )
         for victim in victims:
             self.kill_peer(victim)
         return victims

@@ -89,7 +89,9 @@ def serve_metrics(address: str, read_status: Callable[[], PeerStatus]) -> HTTPSe
     try:
         server, _ = start_http_server(int(port), addr=host, registry=registry)
     except OSError as error:
-        raise ConfigError(f"metrics cannot be served at {address} ({error.strerror}): choose another") from None
+        raise ConfigError(
+            f"metrics cannot be served at {address} ({error.strerror}): choose another"
+        ) from None
     return server
 
 
@@ -126,7 +128,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, TensorPacket):
-        return {"dtype": value.dtype, "shape": value.shape, "codec": value.codec.value, "bytes": value.num_bytes}
+        return {
+            "dtype": value.dtype,
+            "shape": value.shape,
+            "codec": value.codec.value,
+            "bytes": value.num_bytes,
+        }
     if isinstance(value, SwarmView):  # comes with each poll: who serves what is enough
         serving = [info for info in value.peers if info.state is PeerState.SERVING]
         return {"peers": len(value.peers), "serving": [[info.peer[-6:], info.stage] for info in serving]}

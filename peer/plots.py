@@ -21,7 +21,12 @@ def write_csv(path: Path, curves: Mapping[str, Curve]) -> None:
 
 
 def draw(
-    path: Path, curves: Mapping[str, Curve], *, title: str, yardstick: float, incidents: Sequence[tuple[int, str]]
+    path: Path,
+    curves: Mapping[str, Curve],
+    *,
+    title: str,
+    yardstick: float,
+    incidents: Sequence[tuple[int, str]],
 ) -> None:
     """Validation curves, a dashed line at the yardstick, a mark at each incident."""
     import matplotlib  # slow to import, and only the end of a run needs it

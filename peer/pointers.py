@@ -47,7 +47,9 @@ def private_folder(folder: Path) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"folder {folder} cannot be made ({error.strerror}): choose another --runtime-dir") from None
+        raise ConfigError(
+            f"folder {folder} cannot be made ({error.strerror}): choose another --runtime-dir"
+        ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"folder {folder} is not writable for you: choose another --runtime-dir")
     if folder == _temporary_folder() and (folder.is_symlink() or folder.stat().st_uid != os.getuid()):

@@ -91,7 +91,9 @@ def parse_run_file(content: bytes, *, where: str) -> RunSpec:
             "`gossamer run new` makes a new run"
         )
     if not _is_signed(spec, file):
-        raise ConfigError(f"{where}: the signature is not that of owner {file.owner}: get the file anew from them")
+        raise ConfigError(
+            f"{where}: the signature is not that of owner {file.owner}: get the file anew from them"
+        )
     return spec
 
 
@@ -129,5 +131,7 @@ def make_spec(model: str, name: str, changes: dict[str, Any]) -> RunSpec:
 
     draft = preset(model, name, **changes)
     corpus_sha256, tokenizer_sha256 = fingerprint(draft.data.corpus, draft.data.tokenizer)
-    data = draft.data.model_copy(update={"corpus_sha256": corpus_sha256, "tokenizer_sha256": tokenizer_sha256})
+    data = draft.data.model_copy(
+        update={"corpus_sha256": corpus_sha256, "tokenizer_sha256": tokenizer_sha256}
+    )
     return draft.model_copy(update={"data": data})

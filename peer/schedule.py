@@ -122,7 +122,9 @@ class Schedule:
             return f"{joiner.status.name} serves stage {joiner.status.stage}"
         gone = {peer.status.peer for peer in incident.touched if peer.status}
         stage = incident.event.stage
-        left = [s for s in statuses if s.stage == stage and s.state is PeerState.SERVING and s.peer not in gone]
+        left = [
+            s for s in statuses if s.stage == stage and s.state is PeerState.SERVING and s.peer not in gone
+        ]
         goes_on = round_ >= incident.round + ROUNDS_GO_ON
         if not left or not goes_on or any(peer.is_alive for peer in incident.touched):
             return None

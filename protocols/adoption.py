@@ -10,7 +10,7 @@ from __future__ import annotations
 from protocols.events import Action, CallPeer, ClaimsRead, Count, PutClaim, ReadClaims
 from protocols.placement import adopter
 from protocols.run_spec import RunSpec
-from protocols.swarm import PeerId, SwarmView
+from protocols.swarm import PeerId, PeerState, SwarmView
 from protocols.timers import Timers
 
 THIN_REPLICAS = 2  # a stage with no more than that is watched
@@ -40,7 +40,7 @@ class Adoption:
             replicas = view.replicas(stage)
             rest = view.without(info.peer for info in replicas)
             mine = len(replicas) <= THIN_REPLICAS and adopter(rest, stage, self._spec.num_stages) == self._me
-            if not mine or any(info.peer == self._me for info in replicas):
+            if not mine or self._is_coming(view, stage):
                 self._empty_polls.pop(stage, None)
                 continue
             watched.update(info.peer for info in replicas)
@@ -49,6 +49,10 @@ class Adoption:
             self._empty_polls[stage] = self._empty_polls.get(stage, 0) + 1 if silent else 0
         self._misses = {peer: n for peer, n in self._misses.items() if peer in watched}
         return [*calls, *self._claim(now)]
+
+    def _is_coming(self, view: SwarmView, stage: int) -> bool:
+        """Somebody is fetching weights for the stage already."""
+        return any(info.stage == stage and info.state is PeerState.CATCHING_UP for info in view.peers)
 
     def on_ping(self, peer: PeerId, ok: bool) -> None:
         self._misses[peer] = 0 if ok else self._misses.get(peer, 0) + 1

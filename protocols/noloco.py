@@ -21,7 +21,7 @@ from torch import Tensor
 
 from protocols.run_spec import OuterMode, OuterSpec
 
-PULL_MAX = 3.0  # tau of ALGORITHMS 3.5: a partner moves us at most that many own outer gradients
+PULL_MAX = 3.0  # tau of ALGORITHMS 3.5: a partner moves us at most that many of our own moves
 
 
 def half(spec: OuterSpec, *, phi: Tensor, theta: Tensor, delta: Tensor) -> Tensor:
@@ -45,25 +45,25 @@ def outer_step(
     """New (phi, delta). Without the halves: alone, as a group of one. Halves as decoded, the own one too."""
     outer_gradient = theta - phi
     momentum = (spec.alpha * delta).add_(outer_gradient, alpha=spec.beta)
-    pull = None
-    if own_half is not None and partner_half is not None:
-        pull = clip_pull((partner_half - own_half).mul_(0.5), outer_gradient)
+    paired = own_half is not None and partner_half is not None
+    pull = (partner_half - own_half).mul_(0.5) if paired else torch.zeros_like(phi)
+    measure = _norm(outer_gradient)
     if spec.mode is OuterMode.PAPER:
-        if pull is not None:
-            momentum.add_(pull)
+        momentum.add_(clip_pull(pull, measure))
         return phi + momentum, momentum
-    slow_weights = outer_gradient.mul_(spec.beta).add_(momentum, alpha=spec.alpha).add_(phi)
-    if pull is not None:
-        slow_weights.add_(pull)
-    return slow_weights, momentum
+    move = outer_gradient.mul_(spec.beta).add_(momentum, alpha=spec.alpha)
+    # proposals differ by momenta, too, which are up to 1/(1 - alpha) gradients long; no pull ever enters them here
+    pull = clip_pull(pull, max(measure, _norm(move)))
+    return move.add_(phi).add_(pull), momentum
 
 
-def clip_pull(pull: Tensor, outer_gradient: Tensor, tau: float = PULL_MAX) -> Tensor:
-    """`pull`, at most `tau` times as long as the own outer gradient: all that a broken or hostile partner can do.
+def clip_pull(pull: Tensor, measure: float, tau: float = PULL_MAX) -> Tensor:
+    """`pull`, at most `tau` times as long as `measure`: all that a broken or hostile partner can do.
 
-    A replica that has not trained since its last outer step has no measure of its own: it is not moved at all.
+    `measure` is the length of what the replica did itself: paper mode, |Delta|; propose mode, |y - phi| if that
+    is longer. One that has done nothing is not moved at all.
     """
-    norm, bound = _norm(pull), tau * _norm(outer_gradient)
+    norm, bound = _norm(pull), tau * measure
     if not math.isfinite(norm):  # finite elements, but beyond all measure
         return torch.zeros_like(pull)
     return pull if norm <= bound else pull * (bound / norm)

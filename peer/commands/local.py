@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -17,10 +17,10 @@ from peer.progress import ProgressTracker, describe_state, in_words, short_numbe
 from peer.status import PeerStatus
 
 RuntimeDir = Annotated[
-    Optional[Path],
+    Path | None,
     typer.Option(help="Where peers keep their control sockets.", envvar="GOSSAMER_RUNTIME_DIR"),
 ]
-Which = Annotated[Optional[str], typer.Argument(help="Name, or begin or end of the id; all peers if left out.")]
+Which = Annotated[str | None, typer.Argument(help="Name, or begin or end of the id; all peers if left out.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable.")]
 
 
@@ -83,7 +83,9 @@ def healthcheck(runtime_dir: RuntimeDir = None) -> None:
     raise typer.Exit(0 if pointers else 1)
 
 
-def _ask(which: str | None, runtime_dir: Path | None, question: Callable[[ControlClient, Pointer], Any]) -> list[Any]:
+def _ask(
+    which: str | None, runtime_dir: Path | None, question: Callable[[ControlClient, Pointer], Any]
+) -> list[Any]:
     answers = []
     for pointer in choose_peers(runtime_dir or default_runtime_dir(), which):
         with connect(pointer.socket_path) as client:
@@ -91,7 +93,9 @@ def _ask(which: str | None, runtime_dir: Path | None, question: Callable[[Contro
     return answers
 
 
-def _tell(which: str | None, runtime_dir: Path | None, order: Callable[[ControlClient], None], what: str) -> None:
+def _tell(
+    which: str | None, runtime_dir: Path | None, order: Callable[[ControlClient], None], what: str
+) -> None:
     for name in _ask(which, runtime_dir, lambda client, pointer: (order(client), pointer.name)[1]):
         typer.echo(f"{name} {what}")
 

@@ -6,7 +6,7 @@ import json
 import platform
 from dataclasses import asdict
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -46,7 +46,9 @@ def show_identity(flags: dict[str, Any], config: ConfigFile = None, as_json: AsJ
         raise ConfigError(f"no identity at {path} yet: the first `gossamer join` makes one")
     peer = Identity.load_or_create(path).peer_id
     shown = {"peer": peer, "name": friendly_name(peer), "file": str(path)}
-    typer.echo(json.dumps(shown) if as_json else "\n".join(f"{name:<5} {value}" for name, value in shown.items()))
+    typer.echo(
+        json.dumps(shown) if as_json else "\n".join(f"{name:<5} {value}" for name, value in shown.items())
+    )
 
 
 @host_options
@@ -80,7 +82,11 @@ def version(as_json: AsJson = False) -> None:
 def show_version(*, as_json: bool) -> None:
     from protocols.run_spec import PROTOCOL_VERSION
 
-    versions = {"gossamer": __version__, "protocol": str(PROTOCOL_VERSION), "python": platform.python_version()}
+    versions = {
+        "gossamer": __version__,
+        "protocol": str(PROTOCOL_VERSION),
+        "python": platform.python_version(),
+    }
     versions |= {name: metadata.version(name) for name in LIBRARIES}
     versions["p2pd"] = f"as in hivemind {versions['hivemind']}"
     typer.echo(json.dumps(versions) if as_json else "\n".join(f"{k:<10} {v}" for k, v in versions.items()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -19,10 +19,11 @@ def register(app: typer.Typer) -> None:
 def export(
     target: Annotated[Path, typer.Argument(help="Folder to write, for Hugging Face transformers.")],
     checkpoints: Annotated[
-        Optional[list[Path]], typer.Argument(help="Checkpoint folders of peers; together one of each stage.")
+        list[Path] | None, typer.Argument(help="Checkpoint folders of peers; together one of each stage.")
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="First let the peers of this machine write checkpoints, and use those.")
+        bool,
+        typer.Option("--live", help="First let the peers of this machine write checkpoints, and use those."),
     ] = False,
     runtime_dir: RuntimeDir = None,
 ) -> None:

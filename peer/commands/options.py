@@ -5,22 +5,33 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from peer.config import HostConfig
 
 ConfigFile = Annotated[
-    Optional[Path], typer.Option("--config", "-c", help="YAML file of options, all of them optional.")
+    Path | None, typer.Option("--config", "-c", help="YAML file of options, all of them optional.")
 ]
 
+_METAVARS: dict[Any, str] = {
+    str: "TEXT",
+    int: "NUMBER",
+    float: "SECONDS",
+    Path: "PATH",
+    list[str]: "ADDRESS...",
+}
 _TEXT_FIELDS = ("stage", "log_level", "log_format")  # HostConfig checks them and explains
 
 
 def host_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option for each HostConfig field; the command gets those that were given as `flags`."""
-    own = [parameter for name, parameter in inspect.signature(command, eval_str=True).parameters.items() if name != "flags"]
+    own = [
+        parameter
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items()
+        if name != "flags"
+    ]
     added = [_parameter(name) for name in HostConfig.model_fields]
 
     def with_flags(**values: Any) -> None:
@@ -40,11 +51,9 @@ def _parameter(name: str) -> inspect.Parameter:
     kind = _option_type(name, field.annotation)
     names = (f"{flag}/--no-{flag[2:]}",) if kind is bool else (flag,)
     text = (field.description or "") + ("" if "[" in (field.description or "") else _default_in_words(name))
+    option = typer.Option(*names, help=text, show_default=False, metavar=_METAVARS.get(kind))
     return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[Optional[kind], typer.Option(*names, help=text, show_default=False)],  # noqa: UP045
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -24,9 +24,11 @@ def new(
     model: Annotated[str, typer.Option(help=f"Size: {', '.join(PRESET_NAMES)}.")] = "nano",
     name: Annotated[str, typer.Option(help="First part of the run's id: a-z, 0-9 and . _ -")] = "demo",
     settings: Annotated[
-        Optional[list[str]], typer.Option("--set", help="Change a field, such as rounds.rows=4; repeatable.")
+        list[str] | None, typer.Option("--set", help="Change a field, such as rounds.rows=4; repeatable.")
     ] = None,
-    data_dir: Annotated[Optional[Path], typer.Option(help="Holds the owner's identity, which signs the run.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Holds the owner's identity, which signs the run.")
+    ] = None,
 ) -> None:
     """Write a new run file, signed with this machine's identity."""
     from dht.identity import Identity

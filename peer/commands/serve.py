@@ -6,7 +6,7 @@ import asyncio
 import logging
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -73,7 +73,7 @@ def bootstrap(
     flags: dict[str, Any],
     config: ConfigFile = None,
     write_address: Annotated[
-        Optional[Path], typer.Option(help="File that gets this peer's addresses, for @FILE of others.")
+        Path | None, typer.Option(help="File that gets this peer's addresses, for @FILE of others.")
     ] = None,
 ) -> None:
     """Introduce peers to each other, without serving a stage, until Ctrl-C.
@@ -99,7 +99,9 @@ def load_spec(run: str, host: HostConfig) -> RunSpec:
         return read_run_file(Path(run))
     spec = asyncio.run(_fetch_spec(run, host))
     if spec is None:
-        raise ConfigError(f"run {run!r} is neither a file here nor known to the swarm: ask its owner for the run file")
+        raise ConfigError(
+            f"run {run!r} is neither a file here nor known to the swarm: ask its owner for the run file"
+        )
     return spec
 
 

@@ -119,7 +119,7 @@ class StageRuntime:
         x_BLD = self._input(packet).requires_grad_(train)
         with torch.set_grad_enabled(train), self._precision():
             loss = self._module.loss(x_BLD, targets_BL.to(self.device))
-        value = float(loss)
+        value = loss.item()
         if not math.isfinite(value):
             raise FloatingPointError(f"{key} loss is {value}")
         if not train:

@@ -17,6 +17,26 @@ from torch import Tensor, nn
 from protocols.run_spec import ModelSpec
 
 
+class Linear(nn.Linear):
+    """Without bias and without values: whoever builds a model writes every element.
+
+    (Building on the "meta" device would spare the default values too, but its first use imports sympy: seconds.)
+    """
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__(in_width, out_width, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """The same for a table."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm; fp32 inside whatever the activations are."""
 
@@ -58,10 +78,10 @@ class Attention(nn.Module):
         self.theta = spec.rope_theta
         self.grouped = spec.num_key_value_heads != spec.num_attention_heads
         kv_width = spec.num_key_value_heads * spec.head_dim
-        self.q_proj = nn.Linear(spec.hidden_size, spec.hidden_size, bias=False)
-        self.k_proj = nn.Linear(spec.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(spec.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(spec.hidden_size, spec.hidden_size, bias=False)
+        self.q_proj = Linear(spec.hidden_size, spec.hidden_size)
+        self.k_proj = Linear(spec.hidden_size, kv_width)
+        self.v_proj = Linear(spec.hidden_size, kv_width)
+        self.o_proj = Linear(spec.hidden_size, spec.hidden_size)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         rows, num_tokens, _ = x_BLD.shape
@@ -85,9 +105,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+        self.gate_proj = Linear(spec.hidden_size, spec.intermediate_size)
+        self.up_proj = Linear(spec.hidden_size, spec.intermediate_size)
+        self.down_proj = Linear(spec.intermediate_size, spec.hidden_size)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x_BLD)) * self.up_proj(x_BLD))
@@ -114,7 +134,7 @@ class Trunk(nn.Module):
     def __init__(self, spec: ModelSpec, layers: Iterable[int], *, ends: bool) -> None:
         super().__init__()
         if ends:
-            self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
+            self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size)
             self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps)
         # a dict, not a list: the layer's global number becomes part of the parameter's name
         self.layers = nn.ModuleDict({str(index): Layer(spec) for index in layers})
@@ -131,7 +151,7 @@ class Llama(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
         self.model = Trunk(spec, range(spec.num_hidden_layers), ends=True)
-        self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+        self.lm_head = Linear(spec.hidden_size, spec.vocab_size)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         """Logits [B, L, V]."""

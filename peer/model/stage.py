@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from peer.model.llama import Llama, Trunk
+from peer.model.llama import Linear, Llama, Trunk
 from protocols.errors import LocalProtocolError
 from protocols.run_spec import RunSpec
 
@@ -34,7 +34,7 @@ class FirstStage(nn.Module):
     def __init__(self, spec: RunSpec) -> None:
         super().__init__()
         self.model = Trunk(spec.model, spec.layer_range(0), ends=True)
-        self.lm_head = nn.Linear(spec.model.hidden_size, spec.model.vocab_size, bias=False)
+        self.lm_head = Linear(spec.model.hidden_size, spec.model.vocab_size)
 
     def embed(self, tokens_BL: Tensor) -> Tensor:
         """Embedding and first layers -> [B, L, D]."""
@@ -64,18 +64,14 @@ def build_stage(spec: RunSpec, stage: int) -> Stage:
     """A stage on the CPU with its seeded first weights."""
     if not 0 <= stage < spec.num_stages:
         raise LocalProtocolError(f"stage {stage} of {spec.num_stages}")
-    with torch.device("meta"):  # no default initialisation: every element is written below
-        module = FirstStage(spec) if stage == 0 else MiddleStage(spec, stage)
-    module.to_empty(device="cpu")
+    module = FirstStage(spec) if stage == 0 else MiddleStage(spec, stage)
     _initialise(module, spec)
     return module
 
 
 def build_model(spec: RunSpec) -> Llama:
     """The uncut model with the same first weights as the run's stages."""
-    with torch.device("meta"):
-        module = Llama(spec.model)
-    module.to_empty(device="cpu")
+    module = Llama(spec.model)
     _initialise(module, spec)
     return module
 

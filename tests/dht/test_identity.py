@@ -50,13 +50,12 @@ def test_two_identities_differ(tmp_path, identity):
 
 
 @given(st.binary(max_size=200), st.integers(min_value=0, max_value=511))
-def test_signature_holds_for_its_data_only(data, bit):
-    identity = _shared_identity()
-    signature = bytearray(identity.sign(data))
-    assert verify(identity.peer_id, data, bytes(signature))
-    assert not verify(identity.peer_id, data + b"x", bytes(signature))
+def test_signature_holds_for_its_data_only(alice, data, bit):
+    signature = bytearray(alice.sign(data))
+    assert verify(alice.peer_id, data, bytes(signature))
+    assert not verify(alice.peer_id, data + b"x", bytes(signature))
     signature[bit // 8] ^= 1 << bit % 8
-    assert not verify(identity.peer_id, data, bytes(signature))
+    assert not verify(alice.peer_id, data, bytes(signature))
 
 
 @given(st.text(max_size=80), st.binary(max_size=70))
@@ -153,16 +152,3 @@ def test_friendly_name_is_stable_and_speakable(identity):
     assert name == friendly_name(identity.peer_id)
     assert len(name.split("-")) == 3
     assert name.isascii()
-
-
-_SHARED: list[Identity] = []
-
-
-def _shared_identity() -> Identity:
-    """One key for all examples of a property."""
-    if not _SHARED:
-        from tempfile import TemporaryDirectory
-
-        with TemporaryDirectory() as folder:
-            _SHARED.append(Identity.load_or_create(Path(folder) / "identity.key"))
-    return _SHARED[0]

@@ -37,7 +37,9 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path):
     assert resolve({}, environ=environ).config.device == "cpu"
 
 
-@pytest.mark.parametrize("text", ["/ip4/1.2.3.4/tcp/1/p2p/x,@peers.txt", "/ip4/1.2.3.4/tcp/1/p2p/x  @peers.txt\n"])
+@pytest.mark.parametrize(
+    "text", ["/ip4/1.2.3.4/tcp/1/p2p/x,@peers.txt", "/ip4/1.2.3.4/tcp/1/p2p/x  @peers.txt\n"]
+)
 def test_lists_in_the_environment_are_separated_by_commas_or_spaces(text: str):
     config = resolve({}, environ={"GOSSAMER_INITIAL_PEERS": text}).config
     assert config.initial_peers == ("/ip4/1.2.3.4/tcp/1/p2p/x", "@peers.txt")
@@ -51,7 +53,11 @@ def test_an_empty_variable_counts_as_absent():
 @pytest.mark.parametrize(
     ("environ", "text", "message"),
     [
-        ({"GOSSAMER_INITAL_PEERS": "x"}, "", "GOSSAMER_INITAL_PEERS is no option; did you mean initial_peers?"),
+        (
+            {"GOSSAMER_INITAL_PEERS": "x"},
+            "",
+            "GOSSAMER_INITAL_PEERS is no option; did you mean initial_peers?",
+        ),
         ({}, "devise: cpu", "devise is no option; did you mean device?"),
         ({"GOSSAMER_PORT": "70000"}, "", "port: .* less than or equal to 65535 .port comes from environment"),
         ({}, "stage: first", "stage: .*stage comes from file"),
@@ -62,7 +68,9 @@ def test_an_empty_variable_counts_as_absent():
         ({"GOSSAMER_NEW_SWARM": "yes", "GOSSAMER_INITIAL_PEERS": "x"}, "", "drop one of them"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_place(tmp_path: Path, environ: dict[str, str], text: str, message: str):
+def test_a_wrong_value_is_named_with_its_place(
+    tmp_path: Path, environ: dict[str, str], text: str, message: str
+):
     with pytest.raises(ConfigError, match=message):
         resolve({}, environ=environ, file=a_file(tmp_path, text))
 

@@ -34,7 +34,10 @@ def a_status(**changes: Any) -> PeerStatus:
         round=7,
         total_rounds=300,
         loss=3.5,
-        validation=(ValidationPoint(round=0, loss=6.9, num_microbatches=2), ValidationPoint(round=5, loss=4.0)),
+        validation=(
+            ValidationPoint(round=0, loss=6.9, num_microbatches=2),
+            ValidationPoint(round=5, loss=4.0),
+        ),
         tokens=12_345,
         tokens_per_s=99.5,
         counters={"retries": 2.0},

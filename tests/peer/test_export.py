@@ -200,29 +200,34 @@ def test_wrong_tokenizer_is_refused(tmp_path):
 def save_stage(folder: Path, stage: int, round_number: int, spec: RunSpec = SPEC, scale: float = 1.0) -> Path:
     weights = {name: scale * weight for name, weight in stage_state(spec, stage).items()}
     meta = CheckpointMeta(
-        spec=spec, stage=stage, round=round_number, outer_step=0, counter=0, schema_hash="0" * 16
+        spec=spec,
+        stage=stage,
+        round=round_number,
+        outer_step=0,
+        counter=0,
+        schema_hash="0" * 16,
+        runtime={"tokens_trained": 1024 * round_number},
     )
     return save(folder, weights | {"phi": torch.ones(3)}, meta)
 
 
 def test_export_takes_the_newest_whole_replica_of_each_stage(tmp_path, caplog):
-    """Four peers' folders; the newest checkpoint of stage 1 is damaged, so the one before is taken."""
+    """Five peers, two of them originators; stage 1's newest checkpoint is damaged, so the one before is taken."""
     save_stage(tmp_path / "a", 0, 40)
     save_stage(tmp_path / "b", 1, 40)
     damaged = save_stage(tmp_path / "b", 1, 50, scale=2.0)
     (damaged / "state.safetensors").write_bytes(b"")
     save_stage(tmp_path / "c", 2, 30, scale=5.0)
     save_stage(tmp_path / "d", 2, 40)
-    folders = [tmp_path / name for name in "abcd"]
-    export_from_checkpoints(folders, tmp_path / "model", facts={"tokens": 5})
+    save_stage(tmp_path / "e", 0, 35)
+    folders = [tmp_path / name for name in "abcde"]
+    export_from_checkpoints(folders, tmp_path / "model", facts={"validation_loss": 3.5})
     state = load_file(tmp_path / "model" / "model.safetensors")
     assert state.keys() == whole_state(SPEC).keys()
     assert all(torch.equal(state[name], weight) for name, weight in whole_state(SPEC).items())
     assert str(damaged) in caplog.text
-    assert json.loads((tmp_path / "model" / "gossamer.json").read_text())["facts"] == {
-        "rounds": 40,
-        "tokens": 5,
-    }
+    facts = json.loads((tmp_path / "model" / "gossamer.json").read_text())["facts"]
+    assert facts == {"rounds": 40, "tokens": 1024 * (40 + 35), "validation_loss": 3.5}
 
 
 def test_missing_stages_are_named(tmp_path):

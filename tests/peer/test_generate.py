@@ -119,7 +119,8 @@ def test_pick_follows_the_chances():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}]
+    "wrong",
+    [{"max_new_tokens": 0}, {"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"seed": -1}],
 )
 def test_wrong_options_are_refused(folder, wrong):
     """Before anything is computed."""

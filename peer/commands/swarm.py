@@ -1,0 +1,90 @@
+"""Verbs that make whole swarms: `up` (processes here), `demo` (the main job), `simulate` (no processes at all)."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXIT_INTERRUPTED = 130
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(up)
+    app.command()(demo)
+    app.command()(simulate)
+
+
+def up(
+    run: Annotated[Path, typer.Option(help="The run file.", envvar="GOSSAMER_RUN")],
+    peers: Annotated[
+        str | None, typer.Option(help="Peers by stage, such as 0:2,1:2; one of each stage if left out.")
+    ] = None,
+    events: Annotated[
+        str, typer.Option(help="Such as 'kill stage=2 replica=1 at round=40; join at round=100'.")
+    ] = "",
+    log_dir: Annotated[
+        Path | None, typer.Option(help="Folder for the peers' logs, identities and checkpoints.")
+    ] = None,
+) -> None:
+    """Train on this machine alone: a local swarm of peers as processes, until the run's last round or Ctrl-C."""
+    from peer.follow import follow
+    from peer.launch import LocalSwarm, parse_layout
+    from peer.run_file import read_run_file
+    from peer.schedule import Schedule, parse_events
+
+    spec = read_run_file(run)
+    layout = parse_layout(peers) if peers else dict.fromkeys(range(spec.num_stages), 1)
+    planned = parse_events(events)
+    folder = log_dir or Path(tempfile.mkdtemp(prefix="gossamer-"))
+    swarm = LocalSwarm(spec, layout, folder)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))  # so that `with` stops the peers
+    typer.echo(f"run {spec.run_id}: {sum(layout.values())} peers, logs in {swarm.folder / 'logs'}")
+    with swarm:
+        typer.echo(f"all peers serve; see them with `gossamer status --runtime-dir {swarm.runtime_dir}`")
+        follow(swarm, Schedule(swarm, planned))
+        folders = " ".join(str(path) for path in swarm.checkpoints(swarm.folder / "checkpoints"))
+    typer.echo(f"done; for a model folder:  gossamer export model {folders}")
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for curve, table, model and logs.")] = Path("out/demo"),
+    rounds: Annotated[
+        int | None, typer.Option(help="Fewer rounds than the whole job, for a quick look.")
+    ] = None,
+) -> None:
+    """The whole story in under 8 minutes: train, lose peers, recover, compare, export, write text."""
+    from peer.demo import TOTAL_ROUNDS, run_demo
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))
+    if not run_demo(out, rounds or TOTAL_ROUNDS):
+        raise typer.Exit(1)
+
+
+def simulate(
+    peers: Annotated[int, typer.Option(min=2, max=512, help="Peers at the start.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same story, event by event.")] = 0,
+    kill_rate: Annotated[float, typer.Option(min=0.0, help="Peers killed in a simulated minute.")] = 3.0,
+    stages: Annotated[int, typer.Option(min=2, max=26, help="Stages of the model.")] = 4,
+    microbatches: Annotated[int, typer.Option(min=1, help="How many to train.")] = 200,
+    story: Annotated[bool, typer.Option("--story", help="Print what happened, line by line.")] = False,
+) -> None:
+    """Run the same protocol code under a virtual clock, with peers dying; exit 1 when anything is lost or leaked."""
+    from peer.simulator.churn import simulate_churn
+
+    report = simulate_churn(
+        num_peers=peers,
+        num_stages=stages,
+        seed=seed,
+        kills_per_minute=kill_rate,
+        num_microbatches=microbatches,
+        tell=story,
+    )
+    for line in report.story:
+        typer.echo(line)
+    typer.echo(report.summary())
+    raise typer.Exit(0 if report.is_clean else 1)
