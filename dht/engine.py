@@ -39,6 +39,7 @@ RPC_TIMEOUT_S = 1.5  # hivemind's 3 s makes each frozen peer cost seconds
 BLACKLIST_S = 30.0
 _SWEEP_S = 5.0
 _DAEMON_EXIT_S = 3.0
+_EXIT_IS_SEEN_S = 0.5  # the loop may hear of the closed connection before it hears of the exit
 
 FAILURES = (asyncio.TimeoutError, OSError, EOFError, P2PDaemonError)
 """What a call may end in when the daemon or the other side is gone."""
@@ -122,6 +123,10 @@ class LateCalls(dict[Any, "asyncio.Future[Any]"]):
             future.set_exception(ConnectionError(reason))
 
 
+class NoBootstrapAnswered(GossamerError):
+    """The daemon ends itself when it cannot connect to any of its bootstrap addresses."""
+
+
 async def start_daemon(identity_path: Path, *, timeout_s: float, **settings: Any) -> tuple[P2P, LateCalls]:
     """The libp2p daemon of this process, its table of calls mended before the first call."""
     try:
@@ -133,14 +138,15 @@ async def start_daemon(identity_path: Path, *, timeout_s: float, **settings: Any
             **settings,
         )
     except P2PDaemonError as error:
+        if "failed to connect to bootstrap peers" in str(error):
+            raise NoBootstrapAnswered from None
         raise GossamerError(f"the libp2p daemon did not start: {error}") from None
-    calls = p2p._client.control._pending_calls = LateCalls()
+    calls = LateCalls()
     return p2p, calls
 
 
 async def watch_daemon(p2p: P2P, calls: LateCalls) -> str:
-    """Returns why the daemon is of no use any more; by then all open calls have failed, and so will new
-    ones."""
+    """Returns why the daemon is of no use any more; by then all open calls have failed, and so will new ones."""
     control = p2p._client.control
     exit_task = asyncio.ensure_future(p2p._child.wait())
     causes = {
@@ -149,15 +155,14 @@ async def watch_daemon(p2p: P2P, calls: LateCalls) -> str:
         control._write_task: "the task that writes to the libp2p daemon ended",
     }
     try:
-        while True:
-            ended, _ = await asyncio.wait(causes, timeout=_SWEEP_S, return_when=asyncio.FIRST_COMPLETED)
-            if ended:
-                reason = next(text for task, text in causes.items() if task in ended)
-                calls.close(reason)
-                return reason
+        while not (await asyncio.wait(causes, timeout=_SWEEP_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             _drop_finished_handlers(control)
+        await asyncio.wait([exit_task], timeout=_EXIT_IS_SEEN_S)  # the cause of the others, if it is one
     finally:
         exit_task.cancel()
+    reason = next(text for task, text in causes.items() if task.done() and not task.cancelled())
+    calls.close(reason)
+    return reason
 
 
 def _drop_finished_handlers(control: Any) -> None:
@@ -174,6 +179,8 @@ async def shut_down_daemon(p2p: P2P) -> None:
     except asyncio.TimeoutError:
         p2p._child.kill()
         await p2p._child.wait()
+    control = p2p._client.control
+    await asyncio.gather(control._read_task, control._write_task, return_exceptions=True)
 
 
 async def create_dht_node(p2p: P2P, gate: RecordGate) -> DHTNode:

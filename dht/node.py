@@ -82,8 +82,11 @@ class DhtNode:
         )
         for maddr in hosts:
             check_port_free(maddr)
-        p2p, calls = await engine.start_daemon(
-            identity.path,
+        deadline = time.monotonic() + JOIN_S
+        p2p, calls = await _start_daemon(
+            identity,
+            initial,
+            deadline,
             timeout_s=startup_timeout_s,
             host_maddrs=[maddr.text for maddr in hosts],
             announce_maddrs=[maddr.text for maddr in announced] or None,
@@ -94,7 +97,7 @@ class DhtNode:
         )
         try:
             node = cls(identity, p2p, await engine.create_dht_node(p2p, RecordGate(run_ids)), calls)
-            await node._join(initial)
+            await node._join(initial, deadline)
         except BaseException:
             await engine.shut_down_daemon(p2p)
             raise
@@ -166,10 +169,9 @@ class DhtNode:
 
     # ---- joining ---------------------------------------------------------------------------------
 
-    async def _join(self, initial: tuple[Maddr, ...]) -> None:
+    async def _join(self, initial: tuple[Maddr, ...], deadline: float) -> None:
         if not initial:
             return
-        deadline = time.monotonic() + JOIN_S
         while not (pongs := await self._ping_all(initial)):
             if time.monotonic() > deadline:
                 raise CannotReachSwarm(await _describe_all(initial))
@@ -207,6 +209,18 @@ class DhtNode:
             if pongs:
                 self.clock_offset_s = statistics.median(pong.offset_s for pong in pongs)
             await self._bounded(engine.find_neighbours(self._node), None)
+
+
+async def _start_daemon(
+    identity: Identity, initial: tuple[Maddr, ...], deadline: float, *, timeout_s: float, **settings: Any
+) -> tuple[Any, LateCalls]:
+    while True:
+        try:
+            return await engine.start_daemon(identity.path, timeout_s=timeout_s, **settings)
+        except engine.NoBootstrapAnswered:
+            if time.monotonic() > deadline:
+                raise CannotReachSwarm(await _describe_all(initial)) from None
+        await asyncio.sleep(_JOIN_RETRY_S)
 
 
 async def _describe_all(maddrs: Sequence[Maddr]) -> str:

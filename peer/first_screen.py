@@ -11,35 +11,50 @@ BYTES_PER_WEIGHT = 6 * 4  # weight, gradient, two Adam moments, slow weight, out
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
 
 
-def first_screen(status: PeerStatus, config: HostConfig, spec: RunSpec | None) -> str:
+def first_screen(status: PeerStatus, config: HostConfig, spec: RunSpec) -> str:
+    stages = f"stages 0 to {spec.num_stages - 1}"
+    chosen = (
+        f"auto: where the swarm needs one of {stages}"
+        if config.stage is None
+        else f"{config.stage} of {stages}"
+    )
     lines = [
+        *_head(status),
+        f"  stage      {chosen}",
+        f"  device     {status.device}, about {memory_mib(spec, config.stage):.0f} MiB for its stage",
+    ]
+    if config.metrics_addr:
+        lines.append(f"  metrics    http://{config.metrics_addr}/metrics")
+    return "\n".join(lines + _addresses(status))
+
+
+def bootstrap_screen(status: PeerStatus) -> str:
+    return "\n".join(
+        [*_head(status), "  stage      none: introduces peers to each other", *_addresses(status)]
+    )
+
+
+def _head(status: PeerStatus) -> list[str]:
+    return [
         f"Gossamer {__version__}, protocol {PROTOCOL_VERSION}",
         f"  peer       {status.name}  {status.peer}",
-        f"  run        {status.run_id or 'none: introduces peers of any run'}",
-        f"  stage      {_stage_in_words(status, config, spec)}",
+        f"  run        {status.run_id or 'any'}",
     ]
-    if spec is not None:
-        lines.append(
-            f"  device     {status.device}, about {memory_mib(spec, config.stage):.0f} MiB for its stage"
-        )
-    lines += [
-        f"  {'reachable' if not i else '':<10} {_labelled(address)}"
-        for i, address in enumerate(status.addresses)
-    ]
-    if spec is not None and status.addresses:
-        lines += [
-            "  others join with",
-            f"    gossamer join --run {spec.run_id} --initial-peers {status.addresses[0]}",
-        ]
-    return "\n".join(lines)
 
 
-def _stage_in_words(status: PeerStatus, config: HostConfig, spec: RunSpec | None) -> str:
-    if spec is None:
-        return "none (bootstrap)"
-    if config.stage is None:
-        return f"auto: where the swarm needs one of stages 0 to {spec.num_stages - 1}"
-    return f"{config.stage} of 0 to {spec.num_stages - 1}"
+def _addresses(status: PeerStatus) -> list[str]:
+    if not status.addresses:
+        return []
+    lines = [
+        f"  {'' if position else 'reachable':<10} {_labelled(address)}"
+        for position, address in enumerate(status.addresses)
+    ]
+    run = status.run_id or "RUN_FILE"
+    return [
+        *lines,
+        "  others join with",
+        f"    gossamer join --run {run} --initial-peers {status.addresses[0]}",
+    ]
 
 
 def _labelled(address: str) -> str:

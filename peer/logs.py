@@ -14,19 +14,26 @@ from collections.abc import Callable
 
 REPEATS_MAX = 5  # of one line in REPEAT_WINDOW_S
 REPEAT_WINDOW_S = 60.0
+PROGRESS_LOGGER = "peer.progress"  # says the same kind of thing all the time, which is its job
 NOISY_LIBRARIES = ("hivemind", "asyncio", "grpc", "filelock", "matplotlib")
 
 
 class RepeatFilter(logging.Filter):
-    """Lets the first few of the same line through in each minute, and says how many it held back."""
+    """Lets the first few of the same kind of line through in each minute, and says how many it held back.
+
+    A kind is the logger, the message before formatting, and its first argument.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # bounded by the lines in our source
 
     def filter(self, record: logging.LogRecord) -> bool:
-        key, now = (record.name, str(record.msg)), self._clock()
+        if record.name == PROGRESS_LOGGER:
+            return True
+        first_argument = record.args[0] if isinstance(record.args, tuple) and record.args else ""
+        key, now = (record.name, f"{record.msg} {first_argument}"), self._clock()
         since, count = self._seen.get(key, (now, 0))
         if now - since >= REPEAT_WINDOW_S:
             if count > REPEATS_MAX:

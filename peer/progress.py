@@ -141,4 +141,6 @@ def live_table(progress: Progress, statuses: Sequence[PeerStatus], notes: Sequen
 
 
 def describe_state(status: PeerStatus) -> str:
+    if status.is_bootstrap:
+        return "serving: introduces peers to each other"
     return f"{status.state.value}: {STATE_MEANINGS[status.state]}"

@@ -56,6 +56,11 @@ class PeerStatus:
     uptime_s: float = 0.0
     events: tuple[str, ...] = ()  # newest last
 
+    @property
+    def is_bootstrap(self) -> bool:
+        """Serves nobody's stage, only introductions."""
+        return self.stage is None and self.state is PeerState.SERVING
+
     def peers_per_stage(self, num_stages: int) -> tuple[int, ...]:
         """Serving replicas of each stage in this peer's view."""
         serving = [info.stage for info in self.peers if info.state is PeerState.SERVING]

@@ -40,6 +40,7 @@ from protocols.events import (
 )
 from protocols.inbox import on_message, on_send_failed
 from protocols.originator import Originator
+from protocols.outlook import Outlook
 from protocols.outer_sync import OuterSync
 from protocols.placement import choose_stage
 from protocols.recovery import Recovery, RecoveryState
@@ -61,8 +62,7 @@ class PeerCore:
         self.me = me
         self.spec = spec
         self.stage = stage  # None: chosen from the first view
-        self.view = SwarmView()
-        self.visible = SwarmView()  # without suspects
+        self.outlook = Outlook(spec.liveness.suspect_s)
         self.ledger = RoundLedger()
         self.relay = Relay(me, spec, self.ledger)
         self.originator: Originator | None = None
@@ -70,8 +70,6 @@ class PeerCore:
         self.donor = Donor(me)
         self.recovery = Recovery(me, spec)
         self.adoption = Adoption(me, spec)
-        self.suspects: dict[PeerId, float] = {}
-        self.avoided: set[PeerId] = set()  # refused work (moved, full): until the next look at the table
         self.stepping = False
         self.paused = False
         self.leaving = False
@@ -83,6 +81,14 @@ class PeerCore:
         self._timers: Timers[str] = Timers()
         self._announced: Announce | None = None
 
+    @property
+    def view(self) -> SwarmView:
+        return self.outlook.view
+
+    @property
+    def visible(self) -> SwarmView:
+        return self.outlook.visible
+
     # ---- the one way in ----
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -91,14 +97,10 @@ class PeerCore:
         return actions
 
     def next_deadline(self) -> float | None:
-        machines = (self._timers, self.relay, self.donor, self.recovery, self.adoption, self.originator, self.outer)
-        deadlines = [
-            deadline_s
-            for machine in machines
-            if machine is not None
-            and (deadline_s := (machine.next() if isinstance(machine, Timers) else machine.next_deadline())) is not None
-        ]
-        return min(deadlines, default=None)
+        machines = (self.outlook, self.relay, self.donor, self.recovery, self.adoption, self.originator, self.outer)
+        deadlines = [machine.next_deadline() for machine in machines if machine is not None]
+        deadlines.append(self._timers.next())
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:
         match event:
@@ -148,7 +150,7 @@ class PeerCore:
     # ---- start, stages ----
 
     def _on_started(self, event: Started, now: float) -> list[Action]:
-        self._see(event.view)
+        self.outlook.see(event.view)
         self._counter = event.resumed_counter
         if self.stage is None:
             self.stage = choose_stage(event.view, self.spec.num_stages)
@@ -314,19 +316,9 @@ class PeerCore:
 
     # ---- view, liveness ----
 
-    def _see(self, view: SwarmView) -> None:
-        """A suspect that shows a new life in the table is one no longer."""
-        for peer in list(self.suspects):
-            old, new = self.view.get(peer), view.get(peer)
-            if new is None or (old is not None and new.started_unix_s > old.started_unix_s):
-                del self.suspects[peer]
-        self.view = view
-        self.avoided.clear()
-        self._look()
-
     def _on_view(self, view: SwarmView, now: float) -> list[Action]:
         gone = [info.peer for info in self.view.peers if info.peer not in view and info.peer != self.me]
-        self._see(view)
+        self.outlook.see(view)
         actions: list[Action] = []
         for peer in gone:
             actions += self._forget(peer, now)
@@ -336,30 +328,10 @@ class PeerCore:
 
     def suspect(self, peer: PeerId, now: float) -> list[Action]:
         """We could not reach it: plan without it until it answers, or for a while."""
-        if peer == self.me:
+        if peer == self.me or not self.outlook.suspect(peer, now):
             return []
-        is_new = peer not in self.suspects
-        self.suspects[peer] = now + self.spec.liveness.suspect_s
-        self._timers.set("suspects", min(self.suspects.values()))
-        if not is_new:
-            return []
-        self._look()
         counted = Count(name="suspect", detail=peer[-6:], notable=True)
         return [counted, *self._forget(peer, now), CallPeer(peer=peer)]
-
-    def trust(self, peer: PeerId) -> None:
-        """It spoke: it lives."""
-        if peer in self.suspects:
-            del self.suspects[peer]
-            self._look()
-
-    def avoid(self, peer: PeerId) -> None:
-        """It lives but took nothing from us."""
-        self.avoided.add(peer)
-        self._look()
-
-    def _look(self) -> None:
-        self.visible = self.view.without([*self.suspects, *self.avoided])
 
     def _forget(self, peer: PeerId, now: float) -> list[Action]:
         """Nothing that runs through `peer` will come."""
@@ -374,7 +346,7 @@ class PeerCore:
     def _on_ping(self, event: PingDone, now: float) -> list[Action]:
         self.adoption.on_ping(event.peer, event.ok)
         if event.ok:
-            self.trust(event.peer)
+            self.outlook.trust(event.peer)
             return []
         return self.suspect(event.peer, now)
 
@@ -401,6 +373,7 @@ class PeerCore:
         actions: list[Action] = []
         for name in self._timers.pop_due(now):
             actions += self._on_timer(name, now)
+        self.outlook.on_deadline(now)
         self.donor.on_deadline(now)
         actions += self.relay.on_deadline(now)
         if self.originator is not None:
@@ -414,12 +387,6 @@ class PeerCore:
             case "round":
                 late = self.ledger.give_up(self._round_keepers())
                 return [Count(name="round-deadline", detail=f"round {self.ledger.round}: {len(late)} late", notable=True)]
-            case "suspects":
-                self.suspects = {peer: until for peer, until in self.suspects.items() if until > now}
-                if self.suspects:
-                    self._timers.set("suspects", min(self.suspects.values()))
-                self._look()
-                return []
             case "drain":
                 return self._leave_stage(now) if self.recovery.state is RecoveryState.LEAVING else []
             case _:
@@ -451,6 +418,8 @@ class PeerCore:
         peers = self.relay.depends_on()
         if self.originator is not None:
             peers |= self.originator.depends_on()
+        else:
+            peers.update(self.ledger.silent(self._round_keepers()))
         return peers - {self.me}
 
     def _announce(self) -> list[Action]:

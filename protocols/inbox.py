@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def on_message(core: PeerCore, sender: PeerId, message: Message, now: float) -> list[Action]:
     """A checked message. Whoever speaks is alive."""
-    core.trust(sender)
+    core.outlook.trust(sender)
     match message:
         case BoundaryActivation():
             return _on_activation(core, message, now)
@@ -65,7 +65,7 @@ def _on_undeliverable(core: PeerCore, sender: PeerId, message: Undeliverable, no
         return []
     if not core.originator.is_on_path(message):
         return []  # of an attempt that is over, or a stranger's slander
-    core.avoid(message.unreachable)
+    core.outlook.avoid(message.unreachable)
     actions = core.originator.on_undeliverable(message, core.visible, now)
     return actions if message.unreachable == sender else [*actions, CallPeer(peer=message.unreachable)]
 

@@ -42,5 +42,6 @@ class Microbatch:
     state: MicrobatchState = MicrobatchState.QUEUED
     packet: TensorPacket | None = None  # the boundary activation of the first forward
     sent_at_s: float = 0.0
+    first_sent_s: float | None = None
     tries: int = 0  # times it was sent out
     loss: float = 0.0

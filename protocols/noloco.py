@@ -9,7 +9,7 @@ In a group of two, both of our modes are a lone step plus half the difference of
               y = phi + beta Delta + alpha d            phi   <- y + (y_j - y_i) / 2
 
 Invariant: the pulls of a pair are opposite, so the mean over replicas is DiLoCo's for any pairing, also when
-some step alone or the codec is lossy, as long as `own_half` is what the partner decoded and no pull was clipped.
+some step alone or the codec is lossy, as long as the own half is what the partner decoded and no pull was clipped.
 """
 
 from __future__ import annotations
@@ -39,14 +39,12 @@ def outer_step(
     phi: Tensor,
     theta: Tensor,
     delta: Tensor,
-    own_half: Tensor | None = None,
-    partner_half: Tensor | None = None,
+    halves: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """New (phi, delta). Without the halves: alone, as a group of one. Halves as decoded, the own one too."""
+    """New (phi, delta). `halves`: the own one and the partner's, both as decoded; None: alone, a group of one."""
     outer_gradient = theta - phi
     momentum = (spec.alpha * delta).add_(outer_gradient, alpha=spec.beta)
-    paired = own_half is not None and partner_half is not None
-    pull = (partner_half - own_half).mul_(0.5) if paired else torch.zeros_like(phi)
+    pull = torch.zeros_like(phi) if halves is None else (halves[1] - halves[0]).mul_(0.5)
     measure = _norm(outer_gradient)
     if spec.mode is OuterMode.PAPER:
         momentum.add_(clip_pull(pull, measure))

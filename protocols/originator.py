@@ -3,7 +3,7 @@
     FETCHING -> EMBEDDING -> OUT -return-> LOSS -> RETURNING -gradient-> CLOSING -> done
     validation ends after LOSS
     deadline, Undeliverable or a lost peer in OUT, LOSS, RETURNING -> attempt + 1, OUT or HELD (no feasible path)
-    sent out attempts_max times in vain -> given up, loudly
+    sent out attempts_max times, for at least round_s, in vain -> given up, loudly
 
 Invariant: each open microbatch has exactly one live attempt, and everything in flight has a deadline. The boundary
 packet of the first forward is kept, so that a new attempt does not embed again.
@@ -205,7 +205,9 @@ class Originator:
         microbatch.state = MicrobatchState.OUT
         microbatch.sent_at_s = now
         microbatch.tries += 1
-        self._timers.set(microbatch.key.counter, now + self._trip_limit_s())
+        if microbatch.first_sent_s is None:
+            microbatch.first_sent_s = now
+        self._timers.set(microbatch.key.counter, now + self._trip_limit_s(microbatch.tries))
         first = BoundaryActivation(
             key=microbatch.key,
             round=microbatch.round,
@@ -310,7 +312,7 @@ class Originator:
         release = Release(keys=(old,))
         actions: list[Action] = [Send(to=hop.peer, message=release) for hop in microbatch.path[1:]]
         actions.append(Count(name="retry", detail=f"{old} {why}", notable=True))
-        if microbatch.tries >= self._spec.rounds.attempts_max:
+        if self._is_hopeless(microbatch, now):
             given_up = Count(name="microbatch-given-up", detail=f"{old} {why}", notable=True)
             return [*actions, given_up, *self._close(microbatch, None)]
         microbatch.key = WorkKey(old.originator, old.counter, old.attempt + 1)
@@ -336,9 +338,18 @@ class Originator:
         microbatch = self._open.get(key.counter)
         return microbatch if microbatch is not None and microbatch.key == key else None
 
-    def _trip_limit_s(self) -> float:
+    def _is_hopeless(self, microbatch: Microbatch, now: float) -> bool:
+        """Sent out often enough, and for longer than anybody waits for a round: a burst of refusals is no reason."""
+        if microbatch.tries < self._spec.rounds.attempts_max or microbatch.first_sent_s is None:
+            return False
+        return now - microbatch.first_sent_s >= self._spec.liveness.round_s
+
+    def _trip_limit_s(self, tries: int) -> float:
+        """Doubles with each try: a relay that waits for its round is slow, not lost."""
         limit_s = self._spec.liveness.attempt_s
-        return limit_s if self._trip_s is None else min(limit_s, max(TRIP_FLOOR_S, TRIP_FACTOR * self._trip_s))
+        if self._trip_s is None:
+            return limit_s
+        return min(limit_s, max(TRIP_FLOOR_S, TRIP_FACTOR * self._trip_s) * 2 ** min(tries - 1, 8))
 
     def _measure_trip(self, seconds: float) -> None:
         old_s = self._trip_s

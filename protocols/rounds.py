@@ -77,6 +77,10 @@ class RoundLedger:
             return False
         return min(self._in_step(originators), default=_ABSENT) >= self.round
 
+    def silent(self, originators: Iterable[PeerId]) -> list[PeerId]:
+        """Those without whose word the current round cannot finish."""
+        return [peer for peer in originators if self._announced.get(peer, _UNHEARD) == self.round - 1]
+
     def has_begun(self) -> bool:
         """Somebody announced the current round (or a later one)."""
         return any(round_ >= self.round for round_ in self._announced.values())

@@ -7,6 +7,7 @@ run id, so they never meet. What concerns one machine only is `peer.config.HostC
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from enum import Enum
@@ -156,7 +157,7 @@ class LivenessSpec(_Part):
     @model_validator(mode="after")
     def _hierarchy(self) -> LivenessSpec:
         ordered = ("ping_s", "heartbeat_s", "record_ttl_s", "attempt_s", "round_s", "lease_s")
-        for low, high in zip(ordered, ordered[1:], strict=False):
+        for low, high in itertools.pairwise(ordered):
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})")
         if self.record_ttl_s < 3 * self.heartbeat_s:

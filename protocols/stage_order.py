@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 
 ORDERS_MAX = 4096  # enough for every K <= 12; larger models draw from the first of them
 
@@ -54,7 +54,7 @@ def _extend(
 
 def num_swaps(order: tuple[int, ...]) -> int:
     """Stages of the order that run after a later one."""
-    return sum(1 for left, right in zip(order, order[1:], strict=False) if right < left)
+    return sum(1 for left, right in pairwise(order) if right < left)
 
 
 def is_legal(order: tuple[int, ...], num_stages: int, path_stages: int, *, swaps_max: int, skip_width_max: int) -> bool:

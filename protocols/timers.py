@@ -25,6 +25,10 @@ class Timers(Generic[Name]):
     def clear(self, name: Name) -> None:
         self._current.pop(name, None)
 
+    def names(self) -> list[Name]:
+        """In the order in which they were first set."""
+        return list(self._current)
+
     def __contains__(self, name: object) -> bool:
         return name in self._current
 

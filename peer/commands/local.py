@@ -101,13 +101,12 @@ def _tell(
 
 
 def _status_in_words(status: PeerStatus) -> str:
+    if status.is_bootstrap:
+        return "\n".join([*_head(status), *(f"  address  {address}" for address in status.addresses)])
     num_stages = max((info.stage for info in status.peers if info.stage is not None), default=0) + 1
     progress = in_words(ProgressTracker(num_stages).update([status], now=0.0))
-    stage = "no stage" if status.stage is None else f"stage {status.stage} on {status.device}"
     lines = [
-        f"{status.name}  {status.peer}",
-        f"  run      {status.run_id or '-'}",
-        f"  state    {stage}, {describe_state(status)}{' (paused)' if status.paused else ''}",
+        *_head(status),
         f"  progress {progress}",
         f"  own work {short_number(status.tokens_per_s)} tokens/s, {status.num_in_flight} microbatches in flight, "
         f"{status.queue_depth} held, up {short_time(status.uptime_s)}",
@@ -116,6 +115,15 @@ def _status_in_words(status: PeerStatus) -> str:
     lines += _counters(status.counters.items())
     lines += [f"  event    {event}" for event in status.events[-10:]]
     return "\n".join(lines)
+
+
+def _head(status: PeerStatus) -> list[str]:
+    stage = "" if status.stage is None else f"stage {status.stage} on {status.device}, "
+    return [
+        f"{status.name}  {status.peer}",
+        f"  run      {status.run_id or 'any'}",
+        f"  state    {stage}{describe_state(status)}{' (paused)' if status.paused else ''}",
+    ]
 
 
 def _counters(counters: Iterable[tuple[str, float]]) -> list[str]:

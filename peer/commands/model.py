@@ -36,7 +36,8 @@ def export(
     if live:
         for pointer in choose_peers(runtime_dir or default_runtime_dir()):
             with connect(pointer.socket_path) as client:
-                folders.append(client.checkpoint().parent)
+                if client.status().stage is not None:
+                    folders.append(client.checkpoint().parent)
     if not folders:
         folders = [path for path in resolve({}).config.checkpoint_dir.glob("*") if path.is_dir()]
     typer.echo(f"exported to {export_from_checkpoints(folders, target)}")

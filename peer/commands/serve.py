@@ -13,8 +13,9 @@ import typer
 from peer.commands.options import ConfigFile, host_options
 from peer.config import HostConfig, read_initial_peers, resolve
 from peer.control import Controllable
-from peer.first_screen import first_screen
+from peer.first_screen import bootstrap_screen, first_screen
 from peer.host import run_daemon, run_loop, tie_to_host
+from peer.logs import PROGRESS_LOGGER
 from peer.progress import ProgressTracker, in_words
 from peer.run_file import read_run_file
 from protocols.errors import ConfigError
@@ -24,7 +25,7 @@ PROGRESS_EVERY_S = 10.0
 FETCH_TRIES = 5
 FETCH_RETRY_S = 1.0
 
-logger = logging.getLogger("peer.progress")
+logger = logging.getLogger(PROGRESS_LOGGER)
 
 
 def register(app: typer.Typer) -> None:
@@ -87,7 +88,7 @@ def bootstrap(
 
     def on_ready(peer: Bootstrap) -> None:
         tie_to_host(peer, host)
-        typer.echo(first_screen(peer.status(), host, spec))
+        typer.echo(bootstrap_screen(peer.status()))
 
     work = run_bootstrap(host, spec=spec, address_file=write_address, on_ready=on_ready)
     raise typer.Exit(run_loop(work, host))

@@ -46,19 +46,19 @@ class SlowWeights:
         """Take the outer step, moving `fast_weights` in place; False: alone, for want of a half that is fit."""
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared.outer_step != outer_step:
-            theta, own_half, partner_half = fast_weights.clone(), None, None
+            theta, halves = fast_weights.clone(), None
         else:
-            theta, own_half, partner_half = prepared.fast_weights, prepared.own_half, self._fit(packet)
+            theta, partner_half = prepared.fast_weights, self._fit(packet)
+            halves = None if partner_half is None else (prepared.own_half, partner_half)
         self.weights, self.momentum = noloco.outer_step(
             self._spec,
             phi=self.weights,
             theta=theta,
             delta=self.momentum,
-            own_half=own_half,
-            partner_half=partner_half,
+            halves=halves,
         )
-        fast_weights.add_(self.weights - theta)
-        return partner_half is not None
+        fast_weights.sub_(theta).add_(self.weights)  # in this order exact where nothing was trained meanwhile
+        return halves is not None
 
     def _fit(self, packet: TensorPacket | None) -> Tensor | None:
         if packet is None:

@@ -27,6 +27,7 @@ from protocols.events import (
     ReadClaims,
     RoundFinished,
     Send,
+    SendFailed,
     Started,
     ViewChanged,
 )
@@ -53,6 +54,7 @@ class Member:
         self.is_stopped = False
         self._backlog: list[Event] = []
         self._wake_s: float | None = None
+        self._misses: dict[PeerId, int] = {}
         self._info = PeerInfo(
             peer=peer, stage=stage, state=PeerState.JOINING, slots=simulation.spec.rounds.slots,
             started_unix_s=simulation.table.now_unix_s(),
@@ -76,6 +78,7 @@ class Member:
         liveness = self._simulation.spec.liveness
         self._clock.after(liveness.view_poll_s * self._rng.random(), self._poll)
         self._clock.after(liveness.heartbeat_s * self._rng.random(), self._heartbeat)
+        self._clock.after(liveness.heartbeat_s * (1 + self._rng.random()), self._look_after)
 
     def die(self) -> None:
         self.is_alive = False
@@ -137,6 +140,28 @@ class Member:
         if not self.is_stopped:
             self._simulation.table.store(self._info)
         self._clock.after(self._simulation.spec.liveness.heartbeat_s * self._near_one(), self._heartbeat)
+
+    def _look_after(self) -> None:
+        """Calls those that own work depends on, as `peer.liveness` does."""
+        if not self.is_alive:
+            return
+        if not self.is_stopped:
+            peers = sorted(self.core.depends_on())
+            self._misses = {known: misses for known, misses in self._misses.items() if known in peers}
+            for known in peers:
+                self._simulation.network.call(
+                    self.peer, known, self._simulation.spec.liveness.ping_s, self._heard
+                )
+        self._clock.after(self._simulation.spec.liveness.heartbeat_s, self._look_after)
+
+    def _heard(self, callee: PeerId, ok: bool, seconds: float) -> None:
+        if ok:
+            self._misses.pop(callee, None)
+            return
+        self._misses[callee] = self._misses.get(callee, 0) + 1
+        if self._misses[callee] >= self._simulation.spec.liveness.ping_misses_max:
+            del self._misses[callee]
+            self.post(SendFailed(peer=callee))
 
     def _near_one(self) -> float:
         return 1 - JITTER_SHARE * self._rng.random()

@@ -98,7 +98,7 @@ def test_file_that_others_can_read_is_refused_with_the_command_that_mends_it(ide
 
 def test_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match="file/identity.key"):
+    with pytest.raises(ConfigError, match=r"file/identity\.key"):
         Identity.load_or_create(tmp_path / "file" / "identity.key")
 
 

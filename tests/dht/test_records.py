@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 
@@ -154,10 +155,8 @@ def test_any_bytes_are_a_record_or_a_remote_error(data):
 def test_any_corrupted_record_is_read_or_refused_and_nothing_else(record, position, flip):
     data = bytearray(encode_peer(record))
     data[position % len(data)] ^= flip
-    try:
+    with contextlib.suppress(RemoteProtocolError):
         assert parse_peer(bytes(data), owner=record.peer).peer == record.peer
-    except RemoteProtocolError:
-        pass
 
 
 def test_own_record_out_of_range_is_our_bug(a_record):
@@ -193,7 +192,7 @@ def test_own_keys_are_understood():
         f"{RUN}/peers/16",
         f"{RUN}/peers/7",
         f"{RUN}/peers/007",
-        f"{RUN}/peers/٠٧",  # digits, but not ours
+        f"{RUN}/peers/\u0660\u0667",  # digits, but not ours
         f"{RUN}/claim/256",
         f"{RUN}/claim/07",
         f"{RUN}/claim/-1",
