@@ -31,7 +31,9 @@ class Batch:
 def benchmark_spec(model: str) -> RunSpec:
     """`micro` and `nano` hold 1,024 tokens a microbatch: rows x seq_len = 4 x 256 and 8 x 128."""
     rounds = {"microbatches": MICROBATCHES, "eval_every": 0, "total_rounds": 100_000, "window": 6, "slots": 6}
-    return preset(model, name=f"benchmark-{model}", seed=1, rounds=rounds)
+    # a busy machine must not look like a dead peer
+    patience = {"attempt_s": 120.0, "round_s": 300.0, "lease_s": 600.0}
+    return preset(model, name=f"benchmark-{model}", seed=1, rounds=rounds, liveness=patience)
 
 
 def tokens_per_round(spec: RunSpec) -> int:

@@ -36,6 +36,7 @@ from protocols.swarm import PeerId
 KEYS_MAX = 1024  # a run has 16 shards, its spec and at most one claim key a stage
 ENTRIES_PER_KEY_MAX = 512  # a shard of 512 records stays far below the 4 MiB at which a key turns unreadable
 RPC_TIMEOUT_S = 1.5  # hivemind's 3 s makes each frozen peer cost seconds
+PING_TIMEOUT_S = 5.0  # at a join many processes may start at once
 BLACKLIST_S = 30.0
 _SWEEP_S = 5.0
 _DAEMON_EXIT_S = 3.0
@@ -141,7 +142,7 @@ async def start_daemon(identity_path: Path, *, timeout_s: float, **settings: Any
         if "failed to connect to bootstrap peers" in str(error):
             raise NoBootstrapAnswered from None
         raise GossamerError(f"the libp2p daemon did not start: {error}") from None
-    calls = LateCalls()
+    calls = p2p._client.control._pending_calls = LateCalls()
     return p2p, calls
 
 
@@ -208,6 +209,10 @@ async def shut_down_dht_node(node: DHTNode) -> None:
     await node.shutdown()
 
 
+Entries = dict[str, tuple[bytes, float]]
+"""Sealed entry and expiry (unix seconds) by subkey; PLAIN for the entry without one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pong:
     """`offset_s`: how far the other clock is ahead of ours; `spread_s`: how uncertain that is."""
@@ -217,13 +222,13 @@ class Pong:
     can_call_back: bool
 
 
-async def ping(node: DHTNode, peer: PeerId, timeout_s: float = RPC_TIMEOUT_S) -> Pong | None:
+async def ping(node: DHTNode, peer: PeerId) -> Pong | None:
     """Call a peer; when it answers, each is in the other's routing table. None: it did not answer."""
     peer_id = PeerID.from_base58(peer)
     request = dht_pb2.PingRequest(peer=node.protocol.node_info, validate=True)
     sent_unix_s = time.time()
     try:
-        pong = await node.protocol.get_stub(peer_id).rpc_ping(request, timeout=timeout_s)
+        pong = await node.protocol.get_stub(peer_id).rpc_ping(request, timeout=PING_TIMEOUT_S)
         other = DHTID.from_bytes(pong.peer.node_id)
     except Exception:  # the library raises whatever broke below it, and only "no answer" matters here
         return None
@@ -237,20 +242,24 @@ async def find_neighbours(node: DHTNode) -> None:
     await node.find_nearest_nodes([node.node_id])
 
 
-async def store(node: DHTNode, key: str, subkey: str | None, sealed: bytes, expiry_unix_s: float) -> bool:
-    return bool(await node.store(key, sealed, expiry_unix_s, subkey=subkey))
+class LargeSwarm:
+    """The table by hivemind's own walk, for a swarm of which we know a part."""
 
+    def __init__(self, node: DHTNode) -> None:
+        self._node = node
 
-async def read_latest(node: DHTNode, keys: Iterable[str]) -> dict[str, dict[str, tuple[bytes, float]]]:
-    """Sealed entries with their expiry, newest of all replicas; PLAIN is the subkey of an entry without
-    one."""
-    found: dict[str, dict[str, tuple[bytes, float]]] = {}
-    for key, result in (await node.get_many(list(keys), sufficient_expiration_time=float("inf"))).items():
-        if result is None:
-            continue
-        entries = result.value if isinstance(result.value, dict) else {PLAIN: result}
-        found[key] = {name: (entry.value, entry.expiration_time) for name, entry in entries.items()}
-    return found
+    async def store(self, key: str, subkey: str | None, sealed: bytes, expiry_unix_s: float) -> bool:
+        return bool(await self._node.store(key, sealed, expiry_unix_s, subkey=subkey))
+
+    async def read(self, keys: Iterable[str]) -> dict[str, Entries]:
+        """The newest entries of all replicas."""
+        found: dict[str, Entries] = {}
+        answers = await self._node.get_many(list(keys), sufficient_expiration_time=float("inf"))
+        for key, answer in answers.items():
+            if answer is not None:
+                entries = answer.value if isinstance(answer.value, dict) else {PLAIN: answer}
+                found[key] = {name: (entry.value, entry.expiration_time) for name, entry in entries.items()}
+        return found
 
 
 async def visible_maddrs(p2p: P2P) -> list[str]:

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 from dht import engine
 from dht.addresses import Maddr, parse_announce_maddr, parse_host_maddr, parse_initial_peer, public_first
 from dht.directory import PLAIN, DirectoryUnavailable, next_expiry
-from dht.engine import LateCalls, Pong, RecordGate
+from dht.engine import LargeSwarm, LateCalls, Pong, RecordGate
 from dht.identity import Identity
 from dht.reachability import check_port_free, describe_dial
-from dht.small_swarm import knows_whole_swarm, read_replicas, store_replicas
+from dht.small_swarm import SmallSwarm
 from dht.validators import open_envelope, seal
 from protocols.errors import ConfigError, GossamerError
 from protocols.swarm import PeerId
@@ -50,7 +50,8 @@ class DhtNode:
         self._node = node
         self._calls = calls
         self._initial_peers: tuple[Maddr, ...] = ()
-        self._rng = random.Random(identity.peer_id)  # who is asked when
+        self._small_swarm = SmallSwarm(node, random.Random(identity.peer_id))
+        self._large_swarm = LargeSwarm(node)
         self._expiries: dict[tuple[str, str], float] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.clock_offset_s = 0.0
@@ -82,11 +83,9 @@ class DhtNode:
         )
         for maddr in hosts:
             check_port_free(maddr)
-        deadline = time.monotonic() + JOIN_S
         p2p, calls = await _start_daemon(
             identity,
             initial,
-            deadline,
             timeout_s=startup_timeout_s,
             host_maddrs=[maddr.text for maddr in hosts],
             announce_maddrs=[maddr.text for maddr in announced] or None,
@@ -97,7 +96,7 @@ class DhtNode:
         )
         try:
             node = cls(identity, p2p, await engine.create_dht_node(p2p, RecordGate(run_ids)), calls)
-            await node._join(initial, deadline)
+            await node._join(initial)
         except BaseException:
             await engine.shut_down_daemon(p2p)
             raise
@@ -125,18 +124,17 @@ class DhtNode:
         expiry = self._expiries[place] = next_expiry(self.now_unix_s(), ttl_s, self._expiries.get(place))
         sealed = seal(key, subkey, value, expiry, self._identity.sign)
         name = None if subkey == PLAIN else subkey
-        store = store_replicas if knows_whole_swarm(self._node) else engine.store
-        return await self._bounded(store(self._node, key, name, sealed, expiry), False)
+        return await self._bounded(self._table.store(key, name, sealed, expiry), False)
 
     async def get_many(self, keys: Iterable[str]) -> dict[str, dict[str, bytes]]:
-        if knows_whole_swarm(self._node):
-            read = read_replicas(self._node, keys, self._rng)
-        else:
-            read = engine.read_latest(self._node, keys)
-        found = await self._bounded(read, None)
+        found = await self._bounded(self._table.read(keys), None)
         if found is None:
             raise DirectoryUnavailable(f"no answer within {CALL_MAX_S:g} s")
         return {key: live for key, entries in found.items() if (live := self._unexpired(entries))}
+
+    @property
+    def _table(self) -> SmallSwarm | LargeSwarm:
+        return self._small_swarm if self._small_swarm.is_small else self._large_swarm
 
     async def close(self) -> None:
         """Stop serving and end the daemon; no process is left."""
@@ -169,9 +167,10 @@ class DhtNode:
 
     # ---- joining ---------------------------------------------------------------------------------
 
-    async def _join(self, initial: tuple[Maddr, ...], deadline: float) -> None:
+    async def _join(self, initial: tuple[Maddr, ...]) -> None:
         if not initial:
             return
+        deadline = time.monotonic() + JOIN_S
         while not (pongs := await self._ping_all(initial)):
             if time.monotonic() > deadline:
                 raise CannotReachSwarm(await _describe_all(initial))
@@ -188,20 +187,19 @@ class DhtNode:
         return [pong for pong in pongs if pong is not None]
 
     def _check_clock(self, pongs: Sequence[Pong]) -> None:
-        """The median decides: one bootstrap peer with a wrong clock keeps nobody out."""
-        median = sorted(pongs, key=lambda pong: pong.offset_s)[len(pongs) // 2]
-        self.clock_offset_s = median.offset_s
-        if abs(median.offset_s) > CLOCK_OFFSET_MAX_S + median.spread_s:
-            relation = "behind" if median.offset_s > 0 else "ahead of"
+        """One clock that agrees with ours will do: a bootstrap peer with a wrong clock keeps nobody out."""
+        self.clock_offset_s = statistics.median(pong.offset_s for pong in pongs)
+        nearest = min(pongs, key=lambda pong: abs(pong.offset_s))
+        if abs(nearest.offset_s) > CLOCK_OFFSET_MAX_S + nearest.spread_s:
+            relation = "behind" if nearest.offset_s > 0 else "ahead of"
             raise ConfigError(
-                f"this machine's clock is {abs(median.offset_s):.1f} s {relation} that of the {len(pongs)} bootstrap "
-                f"peer(s) that answered; at most {CLOCK_OFFSET_MAX_S:g} s can be borne. Set the clock (on Linux: "
-                "timedatectl set-ntp true) and start again"
+                f"this machine's clock is {abs(nearest.offset_s):.1f} s {relation} that of each of the {len(pongs)} "
+                f"bootstrap peer(s) that answered; {CLOCK_OFFSET_MAX_S:g} s are the most that can be borne. "
+                "Set the clock (on Linux: timedatectl set-ntp true) and start again"
             )
 
     async def _stay_joined(self) -> None:
-        """Call the bootstrap peers now and then: heals a swarm that fell in two, and a peer whose network was
-        away."""
+        """Look around now and then: heals a swarm that fell in two, and a peer whose network was away."""
         while True:
             alone = self._initial_peers and not engine.num_neighbours(self._node)
             await asyncio.sleep(_REJOIN_ALONE_S if alone else REJOIN_S)
@@ -212,8 +210,9 @@ class DhtNode:
 
 
 async def _start_daemon(
-    identity: Identity, initial: tuple[Maddr, ...], deadline: float, *, timeout_s: float, **settings: Any
+    identity: Identity, initial: tuple[Maddr, ...], *, timeout_s: float, **settings: Any
 ) -> tuple[Any, LateCalls]:
+    deadline = time.monotonic() + JOIN_S
     while True:
         try:
             return await engine.start_daemon(identity.path, timeout_s=timeout_s, **settings)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -60,12 +61,21 @@ def build_app(verb: str | None = None) -> typer.Typer:
     return app
 
 
-def _root(version: bool = typer.Option(False, "--version", help="Show versions and exit.")) -> None:
-    if version:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         from peer.commands.machine import show_version
 
         show_version(as_json=False)
         raise typer.Exit()
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show versions and exit.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Without a verb there is nothing to do: the help is shown."""
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:

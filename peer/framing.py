@@ -11,13 +11,12 @@ checksum of their own: the channel is authenticated encryption, and 0.13 ms for 
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
 import zlib
 from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Protocol, cast
 
 from protocols.errors import RemoteProtocolError
 from protocols.wire import HEADER_BYTES_MAX
@@ -27,9 +26,10 @@ PREFIX = struct.Struct(">HBBIIQI")  # magic, kind, lane, sequence, header bytes,
 _BEFORE_CRC = PREFIX.size - 4
 SEQUENCE_MODULO = 1 << 32
 SCRATCH_BYTES = 16 << 10
-JOIN_BYTES = 64 << 10  # a first write carries prefix, header and so much of the tensor: one wake-up less per hop
+JOIN_BYTES = (
+    64 << 10
+)  # a first write carries prefix, header and so much of the tensor: one wake-up less per hop
 PIECE_BYTES = 512 << 10
-SEND_BUFFER_BYTES = 1 << 20  # a boundary tensor leaves in one call, where the kernel allows it
 LINGER_S = 2.0  # for a farewell to leave
 
 
@@ -59,7 +59,9 @@ class Prefix:
     tensor_bytes: int
 
 
-def pack_frame(kind: FrameKind, *, sequence: int = 0, header: bytes = b"", tensor_bytes: int = 0, lane: int = 0) -> bytes:
+def pack_frame(
+    kind: FrameKind, *, sequence: int = 0, header: bytes = b"", tensor_bytes: int = 0, lane: int = 0
+) -> bytes:
     """Prefix and header; the tensor's bytes follow on the stream."""
     head = PREFIX.pack(MAGIC, kind, lane, sequence, len(header), tensor_bytes, 0)[:_BEFORE_CRC]
     return b"".join((head, zlib.crc32(header, zlib.crc32(head)).to_bytes(4, "big"), header))
@@ -125,9 +127,7 @@ class FrameStream(asyncio.BufferedProtocol):
     def attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take the connection over from those that opened it; nothing may be under way to us yet."""
         self._openers = (reader, writer)  # kept: the writer closes the connection when it is collected
-        self._transport = transport = writer.transport
-        connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, int(__import__("os").environ.get("SNDBUF", SEND_BUFFER_BYTES)))
+        self._transport = transport = cast(asyncio.Transport, writer.transport)
         transport.pause_reading()
         transport.set_protocol(self)
         transport.resume_reading()
@@ -140,7 +140,9 @@ class FrameStream(asyncio.BufferedProtocol):
         if farewell and not self._pieces and not transport.is_closing():
             transport.write(farewell)
             transport.close()
-            asyncio.get_running_loop().call_later(LINGER_S, transport.abort)  # a stuck peer would keep it for ever
+            asyncio.get_running_loop().call_later(
+                LINGER_S, transport.abort
+            )  # a stuck peer would keep it for ever
         else:
             transport.abort()
         self._pieces.clear()
@@ -185,6 +187,10 @@ class FrameStream(asyncio.BufferedProtocol):
         else:
             self._have += nbytes
         self._guarded_cut()
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
 
     @property
     def mid_frame(self) -> bool:
@@ -265,7 +271,9 @@ class FrameStream(asyncio.BufferedProtocol):
         else:
             self._pieces.append(b"".join((frame, tensor[:JOIN_BYTES])))
             rest = tensor[JOIN_BYTES:]
-            self._pieces.extend(rest[start : start + PIECE_BYTES] for start in range(0, len(rest), PIECE_BYTES))
+            self._pieces.extend(
+                rest[start : start + PIECE_BYTES] for start in range(0, len(rest), PIECE_BYTES)
+            )
         self._pump()
 
     @property

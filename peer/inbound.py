@@ -144,7 +144,7 @@ class Inbound:
         if budget.take(num_bytes):
             return self._take_buffer(num_bytes)
         self._stream.hold()
-        self._forget_wait = budget.wait(num_bytes, partial(self._loop.call_soon, self._on_granted, num_bytes))
+        self._forget_wait = budget.wait(num_bytes, partial(self._on_granted, num_bytes))
         return None
 
     def _take_buffer(self, num_bytes: int) -> bytearray:
@@ -153,7 +153,11 @@ class Inbound:
         return self._arriving.data
 
     def _on_granted(self, num_bytes: int) -> None:
+        """Called while another lane is being served: go on in a turn of our own."""
         self._forget_wait = None
+        self._loop.call_soon(self._go_on, num_bytes)
+
+    def _go_on(self, num_bytes: int) -> None:
         if self.closed.done():
             self._host.budgets[self.lane].give_back(num_bytes)
         else:
@@ -192,7 +196,9 @@ class Inbound:
 
     def _accept(self, prefix: Prefix, message: Message) -> None:
         self._free()
-        self._host.count(f"received-bytes.{type(message).__name__}", prefix.header_bytes + prefix.tensor_bytes)
+        self._host.count(
+            f"received-bytes.{type(message).__name__}", prefix.header_bytes + prefix.tensor_bytes
+        )
         self._stream.write(pack_frame(FrameKind.ACK, sequence=prefix.sequence))
         self._host.deliver(self.sender, message)
 

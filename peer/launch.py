@@ -255,6 +255,7 @@ class LocalSwarm:
             if peer.client is not None:
                 peer.client.close()
                 peer.client = None
+        find_peers(self.runtime_dir)  # drops the files of those that could not clean up
 
     def checkpoints(self, folder: Path) -> list[Path]:
         """Have one replica of each stage write its weights below `folder`; a checkpoint folder for each stage."""

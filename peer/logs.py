@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 REPEATS_MAX = 5  # of one line in REPEAT_WINDOW_S
 REPEAT_WINDOW_S = 60.0
+KINDS_MAX = 1000  # remembered
 PROGRESS_LOGGER = "peer.progress"  # says the same kind of thing all the time, which is its job
 NOISY_LIBRARIES = ("hivemind", "asyncio", "grpc", "filelock", "matplotlib")
 
@@ -27,13 +28,15 @@ class RepeatFilter(logging.Filter):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}  # bounded by the lines in our source
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name == PROGRESS_LOGGER:
             return True
         first_argument = record.args[0] if isinstance(record.args, tuple) and record.args else ""
         key, now = (record.name, f"{record.msg} {first_argument}"), self._clock()
+        if len(self._seen) >= KINDS_MAX:
+            self._seen.clear()
         since, count = self._seen.get(key, (now, 0))
         if now - since >= REPEAT_WINDOW_S:
             if count > REPEATS_MAX:

@@ -90,7 +90,9 @@ class _Sent:
 class Outbound:
     """One lane to one peer."""
 
-    def __init__(self, peer_id: PeerId, lane: Lane, host: OutboundHost, backoff: Backoff, rate: Average) -> None:
+    def __init__(
+        self, peer_id: PeerId, lane: Lane, host: OutboundHost, backoff: Backoff, rate: Average
+    ) -> None:
         self._peer, self._lane, self._host = peer_id, lane, host
         self._backoff, self._rate = backoff, rate
         self._loop = asyncio.get_running_loop()
@@ -108,7 +110,9 @@ class Outbound:
     def is_idle(self) -> bool:
         return self._stream is None and self._dial is None
 
-    def send(self, kind: FrameKind, header: bytes = b"", tensor: memoryview = NO_TENSOR) -> asyncio.Future[None]:
+    def send(
+        self, kind: FrameKind, header: bytes = b"", tensor: memoryview = NO_TENSOR
+    ) -> asyncio.Future[None]:
         """Ends when the other end has accepted the frame; fails with PeerUnreachable or MessageRefused."""
         now = self._loop.time()
         done: asyncio.Future[None] = self._loop.create_future()
@@ -166,6 +170,8 @@ class Outbound:
             hello = GREETING.pack(PROTOCOL_VERSION, self._host.run_tag)
             stream.write(pack_frame(FrameKind.HELLO, lane=self._lane, header=hello))
             await asyncio.wait_for(self._welcome, DIAL_S)
+            if not stream.is_open:  # lost between the welcome and this turn
+                raise PeerUnreachable(self._peer, "connection-lost")
         except (PeerUnreachable, MessageRefused) as error:
             self._give_up(stream, error)
         except asyncio.TimeoutError:

@@ -13,11 +13,12 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_pbmsg_safe, write_pbmsg
-from hivemind.proto import p2pd_pb2
+from hivemind.proto import p2pd_pb2 as _p2pd_pb2
 
 from peer.framing import PREFIX, FrameKind, check_crc, pack_frame, unpack_prefix
 from peer.inbound import BYTES_PER_TOKEN, Inbound, InboundHost
@@ -41,6 +42,8 @@ from protocols.swarm import PeerId
 from protocols.wire import encode, require, run_tag
 
 __all__ = ["MessageRefused", "PeerUnreachable", "Rates", "Transport"]
+
+p2pd_pb2: Any = _p2pd_pb2  # its generated code has no types
 
 CHECK_EVERY_S = 1.0
 INBOUND_MAX = 768  # open lanes over all senders; each is a file descriptor
@@ -90,6 +93,7 @@ class Transport:
         on_unreachable: Callable[[PeerId], None],
         count: Callable[[str, float], None],
     ) -> None:
+        assert p2p.peer_id is not None, "P2P.create sets it"
         self._p2p = p2p
         self._limits = limits = WireLimits.of(spec)
         self._stream_name = f"{spec.run_id}/frames"
@@ -99,7 +103,10 @@ class Transport:
         self._closing = False
         self._checks: asyncio.Task[None] | None = None
         self._outbound_host = OutboundHost(
-            run_tag=run_tag(spec.run_id), open_stream=self._open_stream, on_broken=self._on_broken, count=count
+            run_tag=run_tag(spec.run_id),
+            open_stream=self._open_stream,
+            on_broken=self._on_broken,
+            count=count,
         )
         bulk_bytes = max(limits.exchange_bytes_max, limits.chunk_bytes_max)
         self._inbound_host = InboundHost(
@@ -181,7 +188,9 @@ class Transport:
             raise PeerUnreachable(to, "transport-closed")
         remote = self._remote(to)
         if lane not in remote.outbound:
-            remote.outbound[lane] = Outbound(to, lane, self._outbound_host, remote.backoff, remote.bytes_per_s)
+            remote.outbound[lane] = Outbound(
+                to, lane, self._outbound_host, remote.backoff, remote.bytes_per_s
+            )
         return remote.outbound[lane]
 
     def _on_broken(self, peer_id: PeerId, reason: str) -> None:
@@ -221,9 +230,12 @@ class Transport:
         """Ask the daemon for a stream. (The library's own call leaves its connection open when it fails.)"""
         try:
             peer_id = PeerID.from_base58(to)
-            reader, writer = await self._p2p._client.control.daemon_connector.open_connection()
+            client: Any = self._p2p._client
+            reader, writer = await client.control.daemon_connector.open_connection()
         except (OSError, ValueError) as error:
-            raise PeerUnreachable(to, "daemon-gone" if isinstance(error, OSError) else "bad-peer-id") from error
+            raise PeerUnreachable(
+                to, "daemon-gone" if isinstance(error, OSError) else "bad-peer-id"
+            ) from error
         try:
             open_it = p2pd_pb2.StreamOpenRequest(peer=peer_id.to_bytes(), proto=[self._stream_name])
             await write_pbmsg(writer, p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=open_it))

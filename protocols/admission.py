@@ -28,7 +28,6 @@ from protocols.messages import (
 )
 from protocols.run_spec import ModelSpec, RunSpec
 from protocols.swarm import PeerId
-from protocols.tensor_codec import check_packet
 from protocols.wire import KEYS_MAX, decode, require
 
 CHUNK_BYTES_MAX = 4 << 20  # of a WeightsChunk, before slack
@@ -93,7 +92,12 @@ class WireLimits:
 
 
 def admit(
-    header: bytes | memoryview, data: bytes | bytearray | memoryview, *, sender: PeerId, me: PeerId, limits: WireLimits
+    header: bytes | memoryview,
+    data: bytes | bytearray | memoryview,
+    *,
+    sender: PeerId,
+    me: PeerId,
+    limits: WireLimits,
 ) -> Message:
     """All of it in one go, for those who hold both parts already (the simulator)."""
     partial = decode(header, run_id=limits.run_id)
@@ -133,16 +137,18 @@ def check_message(
 
 
 def check_data(message: Message, limits: WireLimits) -> None:
-    """RemoteProtocolError unless the tensor's bytes fit its header and are finite. Costs a pass over the bytes."""
+    """RemoteProtocolError unless the tensor's bytes fit its header and are finite. One pass over the bytes."""
+    if getattr(message, "packet", None) is None:
+        return
+    from protocols.tensor_codec import check_packet  # torch: who has no tensors need not load it
+
     match message:
         case BoundaryActivation(packet=packet) | BoundaryGradient(packet=packet):
             check_packet(packet, shape=limits.boundary_shape, dtype=packet.dtype)
         case OuterExchange(packet=packet):
             check_packet(packet, shape=packet.shape, dtype="float32")
-        case WeightsChunk(packet=TensorPacket() as packet) if packet.dtype != "uint8":
-            check_packet(packet, shape=packet.shape, dtype=packet.dtype)
         case WeightsChunk(packet=TensorPacket() as packet):
-            require(prod(packet.shape) == packet.num_bytes, "wrong-size")
+            check_packet(packet, shape=packet.shape, dtype=packet.dtype)
         case _:
             pass
 

@@ -118,7 +118,9 @@ def _put_gradient(message: BoundaryGradient) -> dict[str, Any]:
 
 def _put_exchange(message: OuterExchange) -> dict[str, Any]:
     tensor = _put_tensor(message.packet)
-    return {"outer_exchange": pb.OuterExchange(stage=message.stage, outer_step=message.outer_step, tensor=tensor)}
+    return {
+        "outer_exchange": pb.OuterExchange(stage=message.stage, outer_step=message.outer_step, tensor=tensor)
+    }
 
 
 def _put_request(message: WeightsRequest) -> dict[str, Any]:
@@ -148,7 +150,9 @@ _WRITERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     BoundaryActivation: _put_activation,
     BoundaryGradient: _put_gradient,
     Release: lambda m: {"release": pb.Release(keys=_put_keys(m.keys))},
-    Undeliverable: lambda m: {"undeliverable": pb.Undeliverable(key=_put_key(m.key), unreachable=m.unreachable)},
+    Undeliverable: lambda m: {
+        "undeliverable": pb.Undeliverable(key=_put_key(m.key), unreachable=m.unreachable)
+    },
     OuterOffer: lambda m: {
         "outer_offer": pb.OuterOffer(stage=m.stage, outer_step=m.outer_step, schema=m.schema)
     },
@@ -277,7 +281,9 @@ def _read_gradient(body: pb.BoundaryGradient) -> Message:
 
 
 def _read_offer(body: pb.OuterOffer) -> Message:
-    return OuterOffer(stage=_integer(body.stage), outer_step=_integer(body.outer_step), schema=_word(body.schema))
+    return OuterOffer(
+        stage=_integer(body.stage), outer_step=_integer(body.outer_step), schema=_word(body.schema)
+    )
 
 
 def _read_exchange(body: pb.OuterExchange) -> Message:

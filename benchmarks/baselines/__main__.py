@@ -1,12 +1,13 @@
 """`python -m benchmarks.baselines NAME --model micro --seconds 20`: measure one contender, alone in its process tree.
 
-Prints one JSON object. `--seconds` are CPU seconds of the whole tree; whole rounds are measured.
+Prints one JSON object, and the rate on standard error. `--seconds` are CPU seconds of the whole tree; whole rounds are measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -69,7 +70,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="CPU seconds to measure (default 20)")
     options = parser.parse_args()
     sample = measure(options.name, options.model, warm_up=options.warm_up, seconds=options.seconds)
-    print(json.dumps({**asdict(sample), "tokens_per_cpu_s": round(sample.tokens_per_cpu_s, 1)}))
+    print(json.dumps(asdict(sample)))
+    print(f"{sample.tokens_per_cpu_s:.0f} tokens per CPU second", file=sys.stderr)
 
 
 if __name__ == "__main__":

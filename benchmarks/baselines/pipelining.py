@@ -41,8 +41,9 @@ def train(spec: RunSpec) -> Iterator[float]:
             while True:
                 yield results.recv()
         finally:
-            for process in ranks:
+            for process in ranks:  # all before the first is waited for, or its neighbours complain
                 process.kill()
+            for process in ranks:
                 process.join()
 
 

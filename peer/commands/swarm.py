@@ -66,24 +66,19 @@ def demo(
 
 
 def simulate(
-    peers: Annotated[int, typer.Option(min=2, max=512, help="Peers at the start.")] = 20,
+    peers: Annotated[int, typer.Option(min=10, max=520, help="Peers at the start, over five stages.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same story, event by event.")] = 0,
-    kill_rate: Annotated[float, typer.Option(min=0.0, help="Peers killed in a simulated minute.")] = 3.0,
-    stages: Annotated[int, typer.Option(min=2, max=26, help="Stages of the model.")] = 4,
+    kill_rate: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the peers that are killed.")
+    ] = 0.15,
     microbatches: Annotated[int, typer.Option(min=1, help="How many to train.")] = 200,
     story: Annotated[bool, typer.Option("--story", help="Print what happened, line by line.")] = False,
 ) -> None:
-    """Run the same protocol code under a virtual clock, with peers dying; exit 1 when anything is lost or leaked."""
-    from peer.simulator.churn import simulate_churn
+    """Run the same protocol code under a virtual clock, with peers dying; exit 1 if anything is lost or leaked."""
+    from peer.simulator import churn
 
-    report = simulate_churn(
-        num_peers=peers,
-        num_stages=stages,
-        seed=seed,
-        kills_per_minute=kill_rate,
-        num_microbatches=microbatches,
-        tell=story,
-    )
+    misfortunes = churn.Churn(kills=round(kill_rate * peers))
+    report = churn.simulate(peers=peers, seed=seed, churn=misfortunes, microbatches=microbatches, tell=story)
     for line in report.story:
         typer.echo(line)
     typer.echo(report.summary())

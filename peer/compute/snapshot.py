@@ -42,8 +42,9 @@ def pack(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> tuple[tuple
 
 def unpack(packets: tuple[TensorPacket, ...], sha256: str, expected: Shapes) -> dict[str, Tensor] | None:
     """The `expected` tensors of another peer's file, which may hold more; None when it is not what it should be."""
-    # at most the whole state (weights and four vectors of their size) where only the weights are expected
-    bytes_max = HEADER_BYTES_MAX + 5 * 4 * sum(prod(shape) for shape in expected.values())
+    # where only the weights are expected, the whole state may come: four vectors of their size more
+    vectors_max = 1 if SLOW_WEIGHTS in expected else 5
+    bytes_max = HEADER_BYTES_MAX + vectors_max * 4 * sum(prod(shape) for shape in expected.values())
     if sum(packet.num_bytes for packet in packets) > bytes_max:
         return None
     data = b"".join(packet.data for packet in packets)

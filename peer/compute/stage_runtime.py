@@ -25,12 +25,15 @@ from peer.compute.inner_optimizer import InnerOptimizer
 from peer.compute.slow_weights import SlowWeights
 from peer.model.stage import FirstStage, build_stage, renumbered
 from protocols.checkfree import mix
-from protocols.errors import ConfigError, LocalProtocolError
+from protocols.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from protocols.events import DonorState, RecoverySource, RunRecovery
 from protocols.messages import TensorPacket, WeightsKind, WorkKey
 from protocols.run_spec import RunSpec
 from protocols.tensor_codec import decode, encode
 
+BOUNDARY_MAX = (
+    1e6  # healthy activations stay below 1e4; the squares of larger ones may overflow, then all is NaN
+)
 GRAPHS_BYTES_MAX = 1 << 30  # of activations kept for backward; beyond it, backward recomputes
 
 
@@ -163,7 +166,11 @@ class StageRuntime:
             return _Graph(leaf_BLD, self._module(leaf_BLD))
 
     def _input(self, packet: TensorPacket) -> Tensor:
-        return decode(packet).to(self.device, torch.float32)
+        tensor = decode(packet)
+        low, high = tensor.aminmax()
+        if not -BOUNDARY_MAX <= float(low) <= float(high) <= BOUNDARY_MAX:
+            raise RemoteProtocolError("too-large", f"elements from {float(low):.3g} to {float(high):.3g}")
+        return tensor.to(self.device, torch.float32)
 
     def _precision(self) -> AbstractContextManager[Any]:
         """Parameters, residual stream and gradients stay fp32; bfloat16 is for the products alone."""

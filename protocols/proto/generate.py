@@ -28,7 +28,14 @@ def generate(out: Path) -> None:
 
     well_known = Path(grpc_tools.__file__).parent / "_proto"
     for schema in schemas():
-        arguments = ["protoc", f"-I{ROOT}", f"-I{well_known}", f"--python_out={out}", f"--pyi_out={out}", schema]
+        arguments = [
+            "protoc",
+            f"-I{ROOT}",
+            f"-I{well_known}",
+            f"--python_out={out}",
+            f"--pyi_out={out}",
+            schema,
+        ]
         if "\nservice " in (ROOT / schema).read_text():
             arguments.insert(-1, f"--grpc_python_out={out}")
         if protoc.main(arguments) != 0:

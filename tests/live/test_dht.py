@@ -16,6 +16,7 @@ import pytest
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
 import dht.node
 from dht.directory import PLAIN, DirectoryUnavailable
@@ -96,11 +97,9 @@ def test_peers_see_each_other_and_a_withdrawal_at_the_next_poll(tmp_path):
 
     async def story():
         async with a_swarm(tmp_path, 4) as swarm:
-            heartbeats = [swarm.heartbeat(node, stage) for stage, node in enumerate(swarm.nodes)]
+            heartbeats = [swarm.heartbeat(node, stage % 3) for stage, node in enumerate(swarm.nodes)]
             tasks = [asyncio.create_task(heartbeat.run()) for heartbeat in heartbeats]
-            eyes = [Discovery(node, preset("nano"), node.peer_id, random.Random(1)) for node in swarm.nodes]
-            for eye in eyes:
-                eye._run_id = SPEC.run_id
+            eyes = [Discovery(node, SPEC, node.peer_id, random.Random(1)) for node in swarm.nodes]
 
             async def all_seen():
                 return all([len((await eye.poll()).peers) == 4 for eye in eyes])
@@ -154,7 +153,7 @@ def test_hostile_entries_are_refused_when_stored_and_when_read(tmp_path):
             for _ in range(4):  # each read asks other replicas
                 found = await reader.get_many(keys)
                 assert [list(entries) for entries in found.values()] == [[victim.peer_id]]
-            found = await dht.engine.read_latest(reader._node, keys)
+            found = await dht.engine.LargeSwarm(reader._node).read(keys)
             assert {name for entries in found.values() for name in entries} <= {victim.peer_id}
             await table.shutdown()
             await p2p.shutdown()
@@ -303,40 +302,71 @@ def test_dead_daemon_is_noticed_and_no_call_hangs(tmp_path):
             assert "daemon exited" in await asyncio.wait_for(told.get(), 5)
             with pytest.raises(DirectoryUnavailable):
                 await asyncio.wait_for(node.get_many(roster_keys(SPEC.run_id)), 5)
+            heartbeat = swarm.heartbeat(node)
+            assert not await asyncio.wait_for(heartbeat._store(heartbeat._record), 5)
             assert await asyncio.wait_for(node.visible_maddrs(), 5) == ()
 
     asyncio.run(story())
 
 
+def test_frozen_peer_costs_neither_the_view_nor_the_stores(tmp_path):
+    """Its machine swaps, or its cable is out: no signal comes from it, only silence. Then it is back."""
+
+    async def story():
+        async with a_swarm(tmp_path, 3) as swarm:
+            first, frozen, reader = swarm.nodes
+            heartbeats = [swarm.heartbeat(node) for node in swarm.nodes]
+            for heartbeat in heartbeats:
+                assert await heartbeat._store(heartbeat._record)
+            eye = Discovery(reader, SPEC, reader.peer_id, random.Random(1))
+            psutil.Process(frozen.p2p._child.pid).suspend()
+            for _ in range(3):
+                assert await heartbeats[0]._store(heartbeats[0]._record)
+                assert first.peer_id in await eye.poll()
+            psutil.Process(frozen.p2p._child.pid).resume()
+
+            async def back():
+                await heartbeats[1]._store(heartbeats[1]._record)
+                found = await reader.get_many([roster_key(SPEC.run_id, frozen.peer_id)])
+                return any(frozen.peer_id in entries for entries in found.values())
+
+            await eventually(back)
+
+    asyncio.run(story())
+
+
 def test_reply_in_the_same_turn_as_its_cancellation_leaves_the_reader_alive(tmp_path):
-    """The loop was blocked (a collection, a busy machine) while the reply came and the caller's time ran out."""
+    """The loop was blocked (a collection, a busy machine) while the reply came and the caller's time ran out.
+
+    The call is to a handler that the other side does not have, so its daemon answers by itself meanwhile.
+    """
 
     async def story():
         async with a_swarm(tmp_path, 2) as swarm:
             node, other = swarm.nodes
-            loop = asyncio.get_running_loop()
-            for _ in range(5):
-                call = asyncio.ensure_future(dht.engine.ping(node._node, other.peer_id))
-                cancel_while_blocked(loop, call)
-                with suppress(asyncio.CancelledError):
+            control, loop = node.p2p._client.control, asyncio.get_running_loop()
+            for _ in range(8):
+                call = asyncio.ensure_future(control.call_unary_handler(other.p2p.peer_id, "nobody", b""))
+                cancel_as_the_reply_is_read(loop, call)
+                with suppress(asyncio.CancelledError, P2PDaemonError):  # the latter when the reply was faster
                     await call
-            assert not node.p2p._client.control._read_task.done()
+            assert not control._read_task.done()
             assert await dht.engine.ping(node._node, other.peer_id) is not None
 
     asyncio.run(story())
 
 
-def cancel_while_blocked(loop, call):
-    """Let the request go out, block until its reply must be there, cancel in the turn that reads it."""
+def cancel_as_the_reply_is_read(loop, call):
+    """Let the request go out, block until the reply must be there, cancel in the turn that reads it."""
 
     def after(turns):
         if turns:
             loop.call_soon(after, turns - 1)
         else:
             loop.call_later(0.1, call.cancel)
-            time.sleep(0.15)
+            time.sleep(0.2)
 
-    loop.call_soon(after, 3)
+    loop.call_soon(after, 2)
 
 
 def test_killed_process_leaves_no_daemon_behind(tmp_path):

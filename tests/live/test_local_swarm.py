@@ -1,0 +1,235 @@
+"""Peers as processes of this machine: started, killed, left behind by their launcher, told to leave.
+
+Nothing here asserts how long something took; limits are timeouts, and a peer that leaves late is killed by its
+launcher, which its exit code tells.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from dht.identity import Identity
+from peer.follow import follow
+from peer.launch import LaunchError, LocalSwarm
+from peer.run_file import write_run_file
+from peer.schedule import Schedule, parse_events
+from protocols.errors import ConfigError
+from protocols.run_spec import RunSpec, preset
+from protocols.swarm import PeerState
+
+LIVENESS = dict(heartbeat_s=1.0, record_ttl_s=6.0, view_poll_s=1.0, ping_s=1.0)
+QUIET = ["--no-auto-nat", "--no-use-relay", "--threads", "1", "--device", "cpu"]
+LOCAL = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0", *QUIET]
+GOSSAMER = [sys.executable, "-m", "peer"]
+
+
+def a_spec(total_rounds: int = 1000, **rounds: Any) -> RunSpec:
+    return preset("pico", "live", rounds=dict(total_rounds=total_rounds, rows=2, **rounds), liveness=LIVENESS)
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
+        time.sleep(0.05)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The process and all its descendants: python and its libp2p daemon."""
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def is_gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.timeout(300)
+def test_a_swarm_trains_survives_a_kill_and_leaves_in_time(tmp_path: Path):
+    """F6, F7: signal 9 to one of two replicas: its daemon ends too, its port is free, rounds go on; then all leave."""
+    swarm = LocalSwarm(a_spec(), {0: 1, 1: 2, 2: 1}, tmp_path)
+    with swarm:
+        swarm.wait_round(2, timeout_s=120)
+        victim = swarm.replicas(1)[0]
+        assert victim.process.pid is not None
+        assert victim.status is not None
+        processes = family(victim.process.pid)
+        assert len(processes) > 1  # there is a daemon to be left behind
+        port = int(victim.status.addresses[0].split("/tcp/")[1].split("/")[0])
+
+        assert swarm.kill(1, 0) == [victim]
+        wait_until(lambda: all(is_gone(process) for process in processes), 2.0, "no descendant is alive")
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as every server does
+            probe.bind(("127.0.0.1", port))
+
+        reached = max(status.round for status in swarm.status() if status.stage == 0)
+        swarm.wait_round(reached + 3, timeout_s=120)
+        everybody = [
+            process for peer in swarm.peers if peer.is_alive for process in family(peer.process.pid or 0)
+        ]
+    assert [peer.process.exitcode for peer in swarm.peers if peer is not victim] == [0, 0, 0]
+    assert all(is_gone(process) for process in everybody)
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_stage_is_taken_over_and_a_newcomer_serves(tmp_path: Path):
+    """The demo's story in small, to the last round: two kills, one join, every event dealt with."""
+    events = parse_events("kill stage=1 replica=0 at round=3; kill stage=1 at round=8; join at round=20")
+    swarm = LocalSwarm(a_spec(60, eval_every=20), {0: 1, 1: 2, 2: 2}, tmp_path, {"checkpoint_every": 0})
+    with swarm:
+        schedule = Schedule(swarm, events)
+        progress = follow(swarm, schedule)
+        folders = swarm.checkpoints(tmp_path / "checkpoints")
+    assert progress.round >= 60
+    assert [incident.seconds is not None for incident in schedule.incidents] == [True, True, True]
+    assert progress.validation_loss is not None
+    assert [sorted(folder.glob("round-*")) != [] for folder in folders] == [True, True, True]
+
+
+@pytest.mark.timeout(200)
+def test_peers_end_when_their_launcher_is_killed(tmp_path: Path):
+    """kill -9 of `gossamer up` runs no clean-up at all; its peers notice by themselves."""
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom peer.launch import LocalSwarm\n"
+        "from protocols.run_spec import RunSpec\n"
+        f"spec = RunSpec.from_json({a_spec().to_json()!r})\n"
+        f"swarm = LocalSwarm(spec, {{0: 1, 1: 1, 2: 1}}, Path({str(tmp_path)!r}))\n"
+        "swarm.start()\nprint('up', flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as launcher:
+        try:
+            assert launcher.stdout is not None
+            assert launcher.stdout.readline() == "up\n"
+            processes = family(launcher.pid)
+            assert sum("p2pd" in process.name() for process in processes) == 3
+        finally:
+            launcher.kill()
+    wait_until(lambda: all(is_gone(process) for process in processes), 15.0, "all peers have ended")
+
+
+def test_a_layout_that_cannot_train_is_refused_before_anything_starts(tmp_path: Path):
+    with pytest.raises(ConfigError, match="needs a peer for stage 0"):
+        LocalSwarm(a_spec(), {1: 1, 2: 1}, tmp_path)
+    with pytest.raises(ConfigError, match="has no stage 3"):
+        LocalSwarm(a_spec(), {0: 1, 3: 1}, tmp_path)
+
+
+@pytest.mark.timeout(200)
+def test_a_peer_that_cannot_start_is_named_with_its_log(tmp_path: Path):
+    swarm = LocalSwarm(a_spec(), {0: 1, 1: 1, 2: 1}, tmp_path, {"device": "cuda:99"})
+    with pytest.raises(LaunchError, match=r"p00 ended with exit code [12].*p00.log:\n.*cuda"):
+        swarm.start()
+    swarm.stop()
+
+
+# ---- the command line -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.json"
+    write_run_file(path, a_spec(), Identity.load_or_create(tmp_path / "owner.key"))
+    return path
+
+
+class Commands:
+    """`gossamer` processes of one test, with folders of their own; ended with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: list[subprocess.Popen[str]] = []
+
+    def _environ(self, who: str) -> dict[str, str]:
+        own = {"GOSSAMER_DATA_DIR": str(self.folder / who), "GOSSAMER_RUNTIME_DIR": str(self.folder / "run")}
+        return {**os.environ, **own}
+
+    def start(self, who: str, *arguments: str) -> subprocess.Popen[str]:
+        log = (self.folder / f"{who}.log").open("w")
+        command = [*GOSSAMER, *arguments]
+        process = subprocess.Popen(command, env=self._environ(who), stdout=log, stderr=log, text=True)
+        log.close()
+        self.running.append(process)
+        return process
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*GOSSAMER, *arguments]
+        return subprocess.run(
+            command, env=self._environ("tool"), capture_output=True, text=True, timeout=100, check=False
+        )
+
+    def statuses(self) -> dict[str, Any]:
+        done = self.run("status", "--json")
+        return {status["peer"]: status for status in json.loads(done.stdout)} if done.returncode == 0 else {}
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    commands = Commands(tmp_path)
+    yield commands
+    for process in commands.running:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.timeout(300)
+def test_volunteers_join_by_run_id_through_a_bootstrap_peer_and_leave_when_asked(
+    commands: Commands, run_file: Path, tmp_path: Path
+):
+    """The path of the documentation: bootstrap with a run file; others know its address and the run id alone."""
+    address_file = tmp_path / "bootstrap.addr"
+    bootstrap = commands.start(
+        "bootstrap", "bootstrap", "--run", str(run_file), "--write-address", str(address_file), *LOCAL
+    )
+    join = ["join", "--run", a_spec().run_id, "--initial_peers", f"@{address_file}", *LOCAL]
+    peers = [commands.start(f"peer{stage}", *join, "--stage", str(stage)) for stage in range(3)]
+
+    def all_serve() -> bool:
+        states = [status["state"] for status in commands.statuses().values() if status["stage"] is not None]
+        return states == [PeerState.SERVING.value] * 3
+
+    wait_until(all_serve, 200, f"all serve: {[p.read_text() for p in tmp_path.glob('*.log')]}")
+    assert commands.run("healthcheck").returncode == 0
+    assert len(json.loads(commands.run("peers", "--json").stdout)) == 3
+    first_screen = (tmp_path / "peer0.log").read_text()
+    assert f"gossamer join --run {a_spec().run_id} --initial-peers /ip4/127.0.0.1/tcp/" in first_screen
+
+    bootstrap.send_signal(signal.SIGINT)
+    assert bootstrap.wait(timeout=60) == 0
+    assert commands.run("leave").returncode == 0
+    assert [process.wait(timeout=60) for process in peers] == [0, 0, 0]
+    assert commands.run("healthcheck").returncode == 1
+
+
+@pytest.mark.timeout(200)
+def test_an_unreachable_swarm_and_a_busy_port_end_with_their_codes(commands: Commands, run_file: Path):
+    stranger = "12D3KooWQYhTNQdmr3ArTeUHRYzFg94BKyTkoWBDWez9kSCVe2Xo"
+    nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{stranger}"
+    done = commands.run("join", "--run", str(run_file), "--initial-peers", nobody, *LOCAL)
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False)
+    assert nobody in done.stderr
+
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        taken = ["--host-maddrs", f"/ip4/127.0.0.1/tcp/{port}", *QUIET]
+        done = commands.run("join", "--run", str(run_file), "--new-swarm", *taken)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert str(port) in done.stderr
