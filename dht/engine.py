@@ -110,16 +110,16 @@ class LateCalls(dict[Any, "asyncio.Future[Any]"]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._closed_because: str | None = None
+        self.closed_because: str | None = None
 
     def __setitem__(self, call_id: Any, future: asyncio.Future) -> None:
         late = _LateFuture()
-        if self._closed_because is not None:
-            late.set_exception(ConnectionError(self._closed_because))
+        if self.closed_because is not None:
+            late.set_exception(ConnectionError(self.closed_because))
         super().__setitem__(call_id, late)
 
     def close(self, reason: str) -> None:
-        self._closed_because = reason
+        self.closed_because = reason
         for future in list(self.values()):
             future.set_exception(ConnectionError(reason))
 

@@ -124,12 +124,13 @@ class DhtNode:
         expiry = self._expiries[place] = next_expiry(self.now_unix_s(), ttl_s, self._expiries.get(place))
         sealed = seal(key, subkey, value, expiry, self._identity.sign)
         name = None if subkey == PLAIN else subkey
-        return await self._bounded(self._table.store(key, name, sealed, expiry), False)
+        stored = await self._bounded(self._table.store(key, name, sealed, expiry), False)
+        return stored and self._calls.closed_because is None
 
     async def get_many(self, keys: Iterable[str]) -> dict[str, dict[str, bytes]]:
         found = await self._bounded(self._table.read(keys), None)
-        if found is None:
-            raise DirectoryUnavailable(f"no answer within {CALL_MAX_S:g} s")
+        if found is None or self._calls.closed_because is not None:
+            raise DirectoryUnavailable(self._calls.closed_because or f"no answer within {CALL_MAX_S:g} s")
         return {key: live for key, entries in found.items() if (live := self._unexpired(entries))}
 
     @property

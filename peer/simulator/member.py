@@ -52,6 +52,7 @@ class Member:
         self.compute = CostCompute(self._clock, simulation.spec, f"{simulation.seed}/{peer}", self.post)
         self.is_alive = True
         self.is_stopped = False
+        self.is_late = False  # was stopped, has not yet looked at its clock
         self._backlog: list[Event] = []
         self._wake_s: float | None = None
         self._misses: dict[PeerId, int] = {}
@@ -85,11 +86,13 @@ class Member:
         self._backlog.clear()
 
     def resume(self) -> None:
+        """Like an event loop, it sees first what came meanwhile, and then that its deadlines have passed."""
         self.is_stopped = False
+        self.is_late = True
         backlog, self._backlog = self._backlog, []
         for event in backlog:
             self.post(event)
-        self._wake()
+        self._clock.after(0.0, self._wake)
 
     # ---- the way in ----
 
@@ -119,6 +122,7 @@ class Member:
             return
         deadline_s = self.core.next_deadline()
         self._wake_s = None
+        self.is_late = False
         if deadline_s is None:
             return
         if deadline_s <= self._clock.now:

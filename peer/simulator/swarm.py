@@ -171,7 +171,7 @@ class Simulation:
             self.chronicle.decided(now, member.peer, action)
         if self._check:
             try:
-                member.core.check_invariants(now)
+                member.core.check_invariants(0.0 if member.is_late else now)
             except AssertionError as error:
                 raise InvariantBroken(
                     f"seed {self.seed} at {now:.3f} s: {member.peer}, after {event!r}: {error}"

@@ -30,6 +30,9 @@ from protocols.errors import ConfigError
 from protocols.run_spec import preset
 from protocols.swarm import PeerInfo, PeerState
 
+# hivemind 1.1.12 finds its daemon by importlib.resources.path
+pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
+
 ANY_PORT = "/ip4/127.0.0.1/tcp/0"
 SPEC = preset("pico")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import tracemalloc
 from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 
 from peer.model.stage import build_stage
@@ -100,7 +100,7 @@ GOOD = [
     (Release(keys=(KEY, WorkKey("a1", 41, 3))), "a1", "b1"),
     (Undeliverable(key=KEY, unreachable="c1"), "b1", "a1"),
     (OuterOffer(stage=1, outer_step=4, schema="ab12"), "b1", "b2"),
-    (OuterExchange(stage=1, outer_step=4, packet=flat(stage_parameters(SPEC, 1))), "b1", "b2"),
+    (OuterExchange(stage=1, outer_step=4, packet=flat(64)), "b1", "b2"),
     (OuterAccept(stage=1, outer_step=4, ok=True), "b1", "b2"),
     (WeightsRequest(kind=WeightsKind.FULL, stage=1, snapshot="", index=0), "b1", "b2"),
     (chunk(), "b1", "b2"),
@@ -188,6 +188,7 @@ def test_the_cap_of_an_exchange_follows_the_real_stages(name):
     for stage in range(spec.num_stages):
         built = sum(parameter.numel() for parameter in build_stage(spec, stage).parameters())
         assert stage_parameters(spec, stage) == built
+        assert 4 * built <= WireLimits.of(spec).exchange_bytes_max
 
 
 # ---- F5 ----------------------------------------------------------------------------------------------------
@@ -273,6 +274,15 @@ class Mischief:
         return envelope.SerializeToString(), self._big, sender, me
 
 
+def outcome(header: bytes, data: bytes, sender: str, me: str) -> str:
+    try:
+        message = admit(header, data, sender=sender, me=me, limits=LIMITS)
+    except RemoteProtocolError as error:
+        return error.reason
+    assert encode(message, run_id=SPEC.run_id)
+    return "passed"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_hundred_thousand_bad_messages_are_counted_and_leave_nothing_behind():
@@ -282,24 +292,13 @@ def test_a_hundred_thousand_bad_messages_are_counted_and_leave_nothing_behind():
     """
     mischief = Mischief(seed=5)
     reasons: Counter[str] = Counter()
-    tracemalloc.start()
-    try:
-        held = []
-        for count in range(100_000):
-            header, data, sender, me = mischief.one()
-            try:
-                message = admit(header, data, sender=sender, me=me, limits=LIMITS)
-            except RemoteProtocolError as error:
-                reasons[error.reason] += 1
-            else:
-                assert encode(message, run_id=SPEC.run_id)
-                reasons["passed"] += 1
-            if count % 20_000 == 0:
-                held.append(tracemalloc.get_traced_memory()[0])
-    finally:
-        tracemalloc.stop()
+    held = []
+    for count in range(100_000):
+        reasons[outcome(*mischief.one())] += 1
+        if count % 20_000 == 0:
+            held.append(psutil.Process().memory_info().rss)
     assert reasons.total() == 100_000
     assert reasons["passed"] < 30_000
     assert {"not-protobuf", "other-run", "no-body", "wrong-size", "non-finite", "wrong-receiver", "not-the-originator",
             "integer-out-of-range", "tensor-too-long", "header-too-long"} <= set(reasons)  # fmt: skip
-    assert held[-1] - held[1] < 1 << 20, f"memory grew: {held}"
+    assert held[-1] - held[1] < 4 << 20, f"memory grew: {held}"
