@@ -181,8 +181,8 @@ class Driver:
         limit_s = self.core.spec.liveness.ping_s
         try:
             seconds = await self.transport.ping(peer, limit_s)
-        except PeerUnreachable:
-            self.post(PingDone(peer=peer, ok=False, seconds=limit_s))
+        except PeerUnreachable as error:
+            self.post(PingDone(peer=peer, ok=False, seconds=limit_s, is_gone=error.is_gone))
         else:
             self.post(PingDone(peer=peer, ok=True, seconds=seconds))
 

@@ -37,6 +37,7 @@ RATE_SAMPLE_BYTES_MIN = 64 << 10
 REASON_BYTES_MAX = 64
 REASON = re.compile(rb"[a-z0-9-]{1,64}")
 LEAVING = "leaving"
+DIAL_FAILED = "dial-failed"
 NO_TENSOR = memoryview(b"")
 GREETING = struct.Struct(">H16s")  # protocol version, run tag
 
@@ -59,6 +60,11 @@ class PeerUnreachable(GossamerError):
     def __init__(self, peer: PeerId, reason: str) -> None:
         super().__init__(f"{peer} is unreachable: {reason}")
         self.peer, self.reason = peer, reason
+
+    @property
+    def is_gone(self) -> bool:
+        """Nobody listens there any more; else it may only be slow or frozen."""
+        return self.reason == DIAL_FAILED
 
 
 class MessageRefused(GossamerError):
@@ -117,7 +123,7 @@ class Outbound:
         now = self._loop.time()
         done: asyncio.Future[None] = self._loop.create_future()
         if self.is_idle and self._backoff.wait_s(now) > 0:
-            done.set_exception(PeerUnreachable(self._peer, "backing-off"))
+            done.set_exception(PeerUnreachable(self._peer, self._backoff.reason))
             return done
         self._sequence = (self._sequence + 1) % SEQUENCE_MODULO
         frame = pack_frame(
@@ -191,7 +197,7 @@ class Outbound:
     def _give_up(self, stream: FrameStream, error: PeerUnreachable | MessageRefused) -> None:
         stream.close()
         self._dial = None
-        self._backoff.failed(self._loop.time())
+        self._backoff.failed(self._loop.time(), error.reason)
         self._host.count("dial-failed", 1)
         self._fail(error)
 
@@ -237,7 +243,7 @@ class Outbound:
             return
         stream, self._stream = self._stream, None
         stream.close()
-        self._backoff.failed(self._loop.time())
+        self._backoff.failed(self._loop.time(), error.reason)
         self._fail(error)
 
     def _refuse_welcome(self, error: PeerUnreachable | MessageRefused) -> None:

@@ -97,8 +97,10 @@ class Backoff:
     def __init__(self) -> None:
         self._failures = 0
         self._not_before_s = 0.0
+        self.reason = ""  # of the last failure
 
-    def failed(self, now: float) -> None:
+    def failed(self, now: float, reason: str) -> None:
+        self.reason = reason
         self._not_before_s = now + min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(self._failures, 16))
         self._failures += 1
 

@@ -23,6 +23,7 @@ from hivemind.proto import p2pd_pb2 as _p2pd_pb2
 from peer.framing import PREFIX, FrameKind, check_crc, pack_frame, unpack_prefix
 from peer.inbound import BYTES_PER_TOKEN, Inbound, InboundHost
 from peer.outbound import (
+    DIAL_FAILED,
     DIAL_S,
     GREETING,
     LEAVING,
@@ -248,7 +249,7 @@ class Transport:
             raise
         if response.type == p2pd_pb2.Response.ERROR:
             writer.close()
-            raise PeerUnreachable(to, "dial-failed")
+            raise PeerUnreachable(to, DIAL_FAILED)
         return reader, writer
 
     async def _on_stream(

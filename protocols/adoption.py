@@ -1,13 +1,14 @@
 """Who takes over an empty middle stage: watch, confirm, claim. One peer does it, alone.
 
-The peer that would adopt a thinly served stage calls its replicas directly at each poll of the table. When nobody
-serves the stage any more (no record, or no answer K polls running), it claims the stage in the table, waits, reads
-all claims, and goes only if its own is the first. Views may differ; the claim decides.
+The peer that would adopt a thinly served stage calls its replicas directly at each poll of the table. When all are
+gone K polls running (no record, or nobody listens at their address), it claims the stage in the table, waits, reads
+all claims, and goes only if its own is the first. Views may differ; the claim decides. A replica that is merely slow
+or frozen is not gone: it stops renewing its record, and is given up when that lapses.
 """
 
 from __future__ import annotations
 
-from protocols.events import Action, CallPeer, ClaimsRead, Count, PutClaim, ReadClaims
+from protocols.events import Action, CallPeer, ClaimsRead, Count, PingDone, PutClaim, ReadClaims
 from protocols.placement import adopter
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, PeerState, SwarmView
@@ -24,7 +25,7 @@ class Adoption:
     def __init__(self, me: PeerId, spec: RunSpec) -> None:
         self._me = me
         self._spec = spec
-        self._misses: dict[PeerId, int] = {}  # direct calls in a row without an answer
+        self._gone: set[PeerId] = set()  # at whose address nobody listened at the last call
         self._empty_polls: dict[int, int] = {}
         self._claimed: int | None = None
         self._timers: Timers[str] = Timers()
@@ -45,17 +46,20 @@ class Adoption:
                 continue
             watched.update(info.peer for info in replicas)
             calls += [CallPeer(peer=info.peer) for info in replicas]
-            silent = all(self._misses.get(info.peer, 0) > 0 for info in replicas)
-            self._empty_polls[stage] = self._empty_polls.get(stage, 0) + 1 if silent else 0
-        self._misses = {peer: n for peer, n in self._misses.items() if peer in watched}
+            empty = all(info.peer in self._gone for info in replicas)
+            self._empty_polls[stage] = self._empty_polls.get(stage, 0) + 1 if empty else 0
+        self._gone &= watched
         return [*calls, *self._claim(now)]
 
     def _is_coming(self, view: SwarmView, stage: int) -> bool:
         """Somebody is fetching weights for the stage already."""
         return any(info.stage == stage and info.state is PeerState.CATCHING_UP for info in view.peers)
 
-    def on_ping(self, peer: PeerId, ok: bool) -> None:
-        self._misses[peer] = 0 if ok else self._misses.get(peer, 0) + 1
+    def on_ping(self, event: PingDone) -> None:
+        if event.is_gone:
+            self._gone.add(event.peer)
+        elif event.ok:
+            self._gone.discard(event.peer)
 
     def _claim(self, now: float) -> list[Action]:
         confirm = self._spec.liveness.empty_confirm

@@ -47,7 +47,7 @@ from protocols.recovery import Recovery, RecoveryState
 from protocols.relay import Relay
 from protocols.rounds import RoundLedger
 from protocols.run_spec import RunSpec
-from protocols.swarm import PeerId, PeerState, SwarmView
+from protocols.swarm import PeerId, PeerInfo, PeerState, SwarmView
 from protocols.timers import Timers
 
 DRAIN_LIMIT_S = 5.0  # an adopter or a leaver waits so long for what it still holds
@@ -139,7 +139,7 @@ class PeerCore:
                 return self._on_started(event, now)
             case PauseRequested():
                 self.paused = True
-                return self.originator.go_away(self.visible) if self.originator is not None else []
+                return self.originator.go_away(self.view) if self.originator is not None else []
             case ResumeRequested():
                 return self._on_resume()
             case LeaveRequested():
@@ -216,7 +216,7 @@ class PeerCore:
         actions: list[Action] = []
         if self.recovery.state is RecoveryState.SERVING:
             if self.originator is not None:
-                actions += self.originator.advance(self.visible, now)
+                actions += self.originator.advance(self.visible, self.view, now)
             actions += self._move_round(now)
         elif self.recovery.state is RecoveryState.LEAVING and self.relay.is_idle and not self.stepping:
             actions += self._leave_stage(now)
@@ -317,7 +317,7 @@ class PeerCore:
     # ---- view, liveness ----
 
     def _on_view(self, view: SwarmView, now: float) -> list[Action]:
-        gone = [info.peer for info in self.view.peers if info.peer not in view and info.peer != self.me]
+        gone = [info.peer for info in self.view.peers if info.peer != self.me and not _lives_on(info, view)]
         self.outlook.see(view)
         actions: list[Action] = []
         for peer in gone:
@@ -344,7 +344,7 @@ class PeerCore:
         return actions + self.recovery.on_peer_lost(peer, self.visible, now)
 
     def _on_ping(self, event: PingDone, now: float) -> list[Action]:
-        self.adoption.on_ping(event.peer, event.ok)
+        self.adoption.on_ping(event)
         if event.ok:
             self.outlook.trust(event.peer)
             return []
@@ -364,7 +364,7 @@ class PeerCore:
         self.leaving = True
         self.relay.draining = True
         self._timers.set("leave", now + DRAIN_LIMIT_S)
-        return self.originator.go_away(self.visible) if self.originator is not None else []
+        return self.originator.go_away(self.view) if self.originator is not None else []
 
     def _holds_nothing(self) -> bool:
         return self.relay.is_idle and (self.originator is None or self.originator.is_idle) and not self.stepping
@@ -448,3 +448,9 @@ class PeerCore:
             self.outer.check_invariants()
         deadline_s = self.next_deadline()
         assert deadline_s is None or deadline_s >= now, "a deadline has passed unseen"
+
+
+def _lives_on(info: PeerInfo, view: SwarmView) -> bool:
+    """The peer behind `info` is in `view`, and has not started anew meanwhile."""
+    now = view.get(info.peer)
+    return now is not None and now.started_unix_s == info.started_unix_s

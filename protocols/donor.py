@@ -26,6 +26,7 @@ class Donor:
         self._me = me
         self._snapshots: dict[str, SnapshotTaken] = {}
         self._waiting: dict[WeightsKind, list[PeerId]] = {}
+        self._taking: dict[WeightsKind, str] = {}  # the snapshot that is being taken for them
         self._leases: Timers[str] = Timers()
         self._num_taken = 0
         self.stage: int | None = None
@@ -49,7 +50,8 @@ class Donor:
         if len(waiters) > 1:
             return []  # the snapshot is being taken
         self._num_taken += 1
-        return [TakeSnapshot(kind=request.kind, snapshot=f"{self._me[-8:]}-{self._num_taken}")]
+        self._taking[request.kind] = f"{self._me[-8:]}-{self._num_taken}"
+        return [TakeSnapshot(kind=request.kind, snapshot=self._taking[request.kind])]
 
     def _young(self, kind: WeightsKind) -> Iterator[SnapshotTaken]:
         for taken in self._snapshots.values():
@@ -93,6 +95,9 @@ class Donor:
         return Send(to=sender, message=nothing)
 
     def on_taken(self, taken: SnapshotTaken, now: float) -> list[Action]:
+        if self._taking.get(taken.kind) != taken.snapshot:
+            return []  # of the stage that was left meanwhile
+        del self._taking[taken.kind]
         self._snapshots[taken.snapshot] = taken
         waiters = self._waiting.pop(taken.kind, [])
         self._leases.set(taken.snapshot, now + SNAPSHOT_LEASE_S)
@@ -102,6 +107,7 @@ class Donor:
     def on_failed(self) -> None:
         """The snapshot could not be taken: the waiters' own deadlines send them elsewhere."""
         self._waiting.clear()
+        self._taking.clear()
 
     def on_deadline(self, now: float) -> None:
         for snapshot in self._leases.pop_due(now):
@@ -112,7 +118,7 @@ class Donor:
         for snapshot in list(self._snapshots):
             self._leases.clear(snapshot)
         self._snapshots.clear()
-        self._waiting.clear()
+        self.on_failed()
 
     def check_invariants(self) -> None:
         assert len(self._snapshots) <= SNAPSHOTS_MAX + 1, "snapshots pile up"

@@ -143,11 +143,12 @@ class ClaimsRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingDone:
-    """Outcome of a direct call."""
+    """Outcome of a direct call. `is_gone`: nobody listens at its address; else it may be slow, frozen or cut off."""
 
     peer: PeerId
     ok: bool
     seconds: float
+    is_gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,10 @@ def _on_undeliverable(core: PeerCore, sender: PeerId, message: Undeliverable, no
         return []
     if not core.originator.is_on_path(message):
         return []  # of an attempt that is over, or a stranger's slander
-    core.outlook.avoid(message.unreachable)
+    missed = sender if message.unreachable == core.me else message.unreachable  # one of us two is cut off
+    core.outlook.avoid(missed)
     actions = core.originator.on_undeliverable(message, core.visible, now)
-    return actions if message.unreachable == sender else [*actions, CallPeer(peer=message.unreachable)]
+    return actions if missed == sender else [*actions, CallPeer(peer=missed)]
 
 
 def _on_outer(core: PeerCore, sender: PeerId, message: OuterOffer | OuterExchange | OuterAccept) -> list[Action]:

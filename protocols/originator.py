@@ -97,9 +97,9 @@ class Originator:
 
     # ---- rounds ----
 
-    def advance(self, view: SwarmView, now: float) -> list[Action]:
-        """Begin the next round when its time has come, then fill the window. `view` is without suspects."""
-        actions = self._begin_round(view) if self._may_begin(view) else []
+    def advance(self, view: SwarmView, everybody: SwarmView, now: float) -> list[Action]:
+        """Begin the next round when its time has come, then fill the window. `view` is `everybody` less suspects."""
+        actions = self._begin_round(view, everybody) if self._may_begin(view) else []
         while self._queue and self.num_in_flight < self._spec.rounds.window:
             actions += self._start(self._open[self._queue.popleft()], now)
         return actions
@@ -110,19 +110,19 @@ class Originator:
             return False
         if self.next_round > self._ledger.round + rounds.staleness_max:
             return False
-        if self.next_round > 0:
-            return True
+        if self.next_round > 0 or any(info.round > 0 for info in view.peers):
+            return True  # the run has begun; only its start waits for everybody
         few = [s for s in range(self._spec.num_stages) if len(view.replicas(s)) < rounds.start_replicas]
         self.waiting_for = tuple(few)
         return not few
 
-    def go_away(self, view: SwarmView) -> list[Action]:
+    def go_away(self, everybody: SwarmView) -> list[Action]:
         """Pause or leave: begin no round, and let nobody wait for one."""
         self.active = False
-        return [Send(to=peer, message=RoundPlan(round=AWAY_ROUND, keys=())) for peer in self._relays(view)]
+        return [Send(to=peer, message=RoundPlan(round=AWAY_ROUND, keys=())) for peer in self._relays(everybody)]
 
-    def _begin_round(self, view: SwarmView) -> list[Action]:
-        """Plan all microbatches of the round and tell every replica what to expect."""
+    def _begin_round(self, view: SwarmView, everybody: SwarmView) -> list[Action]:
+        """Plan all microbatches of the round and tell every replica what to expect, also those that are avoided."""
         planned = self._plan_round(view)
         if planned is None:
             return []
@@ -133,7 +133,7 @@ class Originator:
             self._queue.append(microbatch.key.counter)
         train = [microbatch for microbatch in planned if microbatch.train]
         self._ledger.announce(self._me, round_, [microbatch.key for microbatch in train])
-        return self._announce(round_, train, view)
+        return self._announce(round_, train, everybody)
 
     def _plan_round(self, view: SwarmView) -> list[Microbatch] | None:
         rounds = self._spec.rounds
@@ -165,15 +165,15 @@ class Originator:
         base = VALIDATION_BASE + self._num_validations * VALIDATION_BATCHES
         return [base + batch for batch in range(first, rounds.eval_microbatches, max(1, len(ids)))]
 
-    def _announce(self, round_: int, train: list[Microbatch], view: SwarmView) -> list[Action]:
-        keys_of: dict[PeerId, list[WorkKey]] = {peer: [] for peer in self._relays(view)}
+    def _announce(self, round_: int, train: list[Microbatch], everybody: SwarmView) -> list[Action]:
+        keys_of: dict[PeerId, list[WorkKey]] = {peer: [] for peer in self._relays(everybody)}
         for microbatch in train:
             for hop in microbatch.path[1:]:
                 keys_of[hop.peer].append(microbatch.key)
         return [Send(to=peer, message=RoundPlan(round=round_, keys=tuple(keys))) for peer, keys in keys_of.items()]
 
-    def _relays(self, view: SwarmView) -> list[PeerId]:
-        return [info.peer for stage in range(1, self._spec.num_stages) for info in view.replicas(stage)]
+    def _relays(self, everybody: SwarmView) -> list[PeerId]:
+        return [info.peer for stage in range(1, self._spec.num_stages) for info in everybody.replicas(stage)]
 
     # ---- one microbatch, forward and back ----
 
@@ -269,7 +269,7 @@ class Originator:
     def is_on_path(self, message: Undeliverable) -> bool:
         """It speaks of a live attempt, and of a peer on its path."""
         microbatch = self._current(message.key)
-        return microbatch is not None and any(hop.peer == message.unreachable for hop in microbatch.path[1:])
+        return microbatch is not None and any(hop.peer == message.unreachable for hop in microbatch.path)
 
     def on_undeliverable(self, message: Undeliverable, view: SwarmView, now: float) -> list[Action]:
         microbatch = self._current(message.key)

@@ -94,11 +94,12 @@ class OuterSync:
         replicas = [info.peer for info in view.replicas(self._stage)]
         self._partner = partner(replicas, self.outer_step, self._stage, self._spec.seed, self._me)
         if self._partner is None:
-            return self._apply(None, "no partner this time" if len(replicas) > 1 else "")
+            alone = self._apply(None, "no partner this time" if len(replicas) > 1 else "")
+            return [*alone, *self._decline_others()]
         self.state = OuterState.OFFERED
         self._timers.set("partner", now + self._spec.liveness.exchange_s)
         offer = OuterOffer(stage=self._stage, outer_step=self.outer_step, schema=self._schema)
-        return [Send(to=self._partner, message=offer), *self._meet()]
+        return [Send(to=self._partner, message=offer), *self._meet(), *self._decline_others()]
 
     def on_offer(self, sender: PeerId, offer: OuterOffer) -> list[Action]:
         same_stage = offer.stage == self._stage
@@ -116,6 +117,17 @@ class OuterSync:
 
     def _decline(self, sender: PeerId, offer: OuterOffer) -> Send:
         return Send(to=sender, message=OuterAccept(stage=offer.stage, outer_step=offer.outer_step, ok=False))
+
+    def _decline_others(self) -> list[Action]:
+        """Whoever took us for its partner has another view: it shall not wait for us."""
+        others = {
+            peer: offer
+            for peer, offer in self._offers.items()
+            if peer != self._partner and offer.outer_step == self.outer_step
+        }
+        for peer in others:
+            del self._offers[peer]
+        return [self._decline(peer, offer) for peer, offer in others.items()]
 
     def _meet(self) -> list[Action]:
         """Both have offered the same step: send the half. Offers for a step that is over are dropped here."""

@@ -11,6 +11,7 @@ Invariant: the weights change only in MERGING, by one job that does all or nothi
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -105,22 +106,21 @@ class Recovery:
         if any(info.peer != self._me for info in view.replicas(stage)):
             return self._pause(now)  # there are siblings, all failed us a moment ago
         neighbours = self._neighbours(stage, view)
+        willing = [info for info in neighbours if info.peer not in self._failed]
+        if neighbours and not willing:
+            return self._pause(now)  # never initial weights in the middle of a trained model
         if not neighbours:
             return self._merge(RecoverySource.INITIAL, (), round_=0, outer_step=0)
-        source = RecoverySource.MERGE if len({info.stage for info in neighbours}) == 2 else RecoverySource.COPY
-        return self._collect(source, neighbours, WeightsKind.WEIGHTS, now)
+        donors = [max(group, key=lambda info: info.round) for group in _by_stage(willing)]
+        source = RecoverySource.MERGE if len(donors) == 2 else RecoverySource.COPY
+        return self._collect(source, donors, WeightsKind.WEIGHTS, now)
 
     def _neighbours(self, stage: int, view: SwarmView) -> list[PeerInfo]:
-        """One trained replica of each middle stage beside `stage`; for the first stage there is no such thing."""
+        """Trained replicas of the middle stages beside `stage`; for the first stage there is no such thing."""
         if stage == 0:
             return []
-        found: list[PeerInfo] = []
-        for beside in (stage - 1, stage + 1):
-            replicas = view.replicas(beside) if 1 <= beside < self._spec.num_stages else ()
-            trained = [info for info in replicas if info.round > 0 and info.peer not in self._failed]
-            if trained:
-                found.append(max(trained, key=lambda info: info.round))
-        return found
+        beside = [each for each in (stage - 1, stage + 1) if 1 <= each < self._spec.num_stages]
+        return [info for each in beside for info in view.replicas(each) if info.round > 0]
 
     def _collect(
         self, source: RecoverySource, donors: list[PeerInfo], kind: WeightsKind, now: float
@@ -139,7 +139,8 @@ class Recovery:
         download = self._downloads.get(sender)
         if self.state is not RecoveryState.COLLECTING or download is None:
             return []
-        if chunk.count == 0 or chunk.packet is None or chunk.count > CHUNKS_MAX:
+        is_of_another = chunk.stage != download.stage or chunk.kind is not download.kind
+        if chunk.count == 0 or chunk.packet is None or chunk.count > CHUNKS_MAX or is_of_another:
             return self._next_donor(sender, "cannot serve", view, now)
         first = download.first
         if chunk.index != len(download.packets) or (first is not None and chunk.snapshot != first.snapshot):
@@ -217,3 +218,10 @@ class Recovery:
     def check_invariants(self) -> None:
         waits = "chunk" in self._timers or "retry" in self._timers
         assert (self.state is RecoveryState.COLLECTING) == waits, "collecting without a deadline, or the reverse"
+
+
+def _by_stage(infos: Iterable[PeerInfo]) -> list[list[PeerInfo]]:
+    groups: dict[int | None, list[PeerInfo]] = {}
+    for info in infos:
+        groups.setdefault(info.stage, []).append(info)
+    return list(groups.values())

@@ -78,9 +78,10 @@ class Relay:
 
     def on_activation(self, message: BoundaryActivation, now: float) -> list[Action]:
         key = message.key
-        if key in self._entries or self._ledger.is_closed(key):
-            return []  # a duplicate, or released before it came
-        if self.draining or len(self._waiting) >= WAITERS_MAX:
+        if key in self._entries:
+            return []  # a duplicate
+        # closed: released before it came, or we had given its originator up for dead
+        if self.draining or self._ledger.is_closed(key) or len(self._waiting) >= WAITERS_MAX:
             return self.refuse(key)
         self._entries[key] = Entry(
             key, message.round, message.path, message.hop, message.train, EntryState.WAITING, message.packet

@@ -214,7 +214,8 @@ class Member:
         )
 
     def _answered(self, callee: PeerId, ok: bool, seconds: float) -> None:
-        self.post(PingDone(peer=callee, ok=ok, seconds=seconds))
+        is_gone = not ok and self._simulation.network.is_dead(callee)
+        self.post(PingDone(peer=callee, ok=ok, seconds=seconds, is_gone=is_gone))
 
     def _leave(self, action: Leave) -> None:
         self._simulation.table.store(self._info, withdrawn=True)

@@ -110,6 +110,9 @@ class Network:
         else:
             self._clock.after(round_trip_s, done, to, True, round_trip_s)
 
+    def is_dead(self, peer: PeerId) -> bool:
+        return peer in self._died_s
+
     def _is_lost(self, sender: PeerId, to: PeerId, message: Message) -> bool:
         if frozenset((sender, to)) in self._cuts:
             self._clock.after(self._links.ack_s, self._fail, sender, to, message)

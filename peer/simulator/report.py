@@ -11,6 +11,7 @@ from protocols.messages import BoundaryActivation, WorkKey
 from protocols.swarm import PeerId
 
 DIGEST_CHARS = 12
+TOLD_FROM_S = 0.2  # how a swarm starts is always the same story
 
 
 class InvariantBroken(AssertionError):
@@ -105,7 +106,7 @@ class Chronicle:
     def decided(self, now: float, who: PeerId, action: Action) -> None:
         if isinstance(action, Count):
             self.counters[action.name] += 1
-        if self._tell and (line := self._line(who, action)):
+        if self._tell and now >= TOLD_FROM_S and (line := self._line(who, action)):
             self.story.append(f"{now:7.2f}  {who}  {line}")
 
     def _line(self, who: PeerId, action: Action) -> str:
