@@ -6,11 +6,16 @@ FROM python:3.11-slim AS build
 ARG TORCH=torch==2.13.0
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-# torch by itself first: a layer of a gigabyte that a change of our code must not rebuild.
-RUN python -m venv /opt/gossamer && /opt/gossamer/bin/pip install "$TORCH"
 WORKDIR /src
+# The dependencies by themselves first: a layer of a gigabyte that a change of our code must not rebuild.
+COPY pyproject.toml requirements.lock ./
+RUN python -m venv /opt/gossamer \
+ && grep -v '^torch==' requirements.lock >constraints.txt \
+ && python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+    >dependencies.txt \
+ && /opt/gossamer/bin/pip install -c constraints.txt -r dependencies.txt "$TORCH"
 COPY . .
-RUN /opt/gossamer/bin/pip install -c requirements.lock .
+RUN /opt/gossamer/bin/pip install --no-deps .
 
 FROM python:3.11-slim
 ARG REVISION=unknown
@@ -19,8 +24,11 @@ LABEL org.opencontainers.image.title="Gossamer" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.revision="$REVISION"
 COPY --from=build /opt/gossamer /opt/gossamer
-# Volumes take their owner from these folders when they are first made.
-RUN mkdir -p /data /shared /run/gossamer && chown 10001:10001 /data /shared /run/gossamer
+# The base image ships the standard library as source, and our user may not write beside it: compile it here, or every
+# health check does. Volumes take their owner from the folders when they are first made.
+RUN python -m compileall -q -x '/(lib2to3|tests?)/' /usr/local/lib/python3.11 \
+ && mkdir -p /data /shared /run/gossamer \
+ && chown 10001:10001 /data /shared /run/gossamer
 ENV PATH=/opt/gossamer/bin:$PATH \
     HOME=/data \
     GOSSAMER_DATA_DIR=/data \
@@ -33,6 +41,6 @@ WORKDIR /data
 VOLUME /data
 EXPOSE 31337/tcp
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=15s --timeout=10s --start-period=90s --retries=3 CMD ["gossamer", "healthcheck"]
+HEALTHCHECK --interval=20s --timeout=30s --start-period=120s --retries=3 CMD ["gossamer", "healthcheck"]
 ENTRYPOINT ["gossamer"]
 CMD ["join"]

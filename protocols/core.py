@@ -40,8 +40,8 @@ from protocols.events import (
 )
 from protocols.inbox import on_message, on_send_failed
 from protocols.originator import Originator
-from protocols.outlook import Outlook
 from protocols.outer_sync import OuterSync
+from protocols.outlook import Outlook
 from protocols.placement import choose_stage
 from protocols.recovery import Recovery, RecoveryState
 from protocols.relay import Relay
@@ -79,7 +79,7 @@ class PeerCore:
         self._counter = 0
         self._fresh_until = 0
         self._timers: Timers[str] = Timers()
-        self._announced: Announce | None = None
+        self._announced: tuple[object, ...] = ()  # what the last record said that others plan by
 
     @property
     def view(self) -> SwarmView:
@@ -97,10 +97,14 @@ class PeerCore:
         return actions
 
     def next_deadline(self) -> float | None:
-        machines = (self.outlook, self.relay, self.donor, self.recovery, self.adoption, self.originator, self.outer)
-        deadlines = [machine.next_deadline() for machine in machines if machine is not None]
-        deadlines.append(self._timers.next())
-        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
+        earliest_s = self._timers.next()
+        for machine in (
+            self.outlook, self.relay, self.donor, self.recovery, self.adoption, self.originator, self.outer
+        ):  # fmt: skip
+            deadline_s = machine.next_deadline() if machine is not None else None
+            if deadline_s is not None and (earliest_s is None or deadline_s < earliest_s):
+                earliest_s = deadline_s
+        return earliest_s
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:
         match event:
@@ -157,7 +161,7 @@ class PeerCore:
         if event.resumed_round is not None and not self._is_ahead(event.view, event.resumed_round):
             self.recovery.resume_serving(self.stage)
             return self._serve(event.resumed_round, event.resumed_outer_step)
-        return self.recovery.begin(self.stage, self.visible, now)
+        return self.recovery.begin(self.stage, self.outlook, now)
 
     def _is_ahead(self, view: SwarmView, round_: int) -> bool:
         """The own checkpoint is worth less than a sibling that has gone on training."""
@@ -203,11 +207,12 @@ class PeerCore:
         self._timers.clear("drain")
         self._timers.clear("round")
         self.outer = None
+        self.relay.draining = self.leaving
         self.donor.forget()
         self.donor.stage = None
         self.stage = self.recovery.stage
         assert self.stage is not None, "an adopter knows where to"
-        return actions + self.recovery.begin(self.stage, self.visible, now)
+        return actions + self.recovery.begin(self.stage, self.outlook, now)
 
     # ---- rounds ----
 
@@ -226,11 +231,9 @@ class PeerCore:
             self.leaving = False
         return actions + self._announce()
 
-    def _round_keepers(self) -> list[PeerId]:
+    def _round_keepers(self) -> tuple[PeerId, ...]:
         """Whose microbatches decide when the own round is over."""
-        if self.stage == 0:
-            return [self.me]
-        return [info.peer for info in self.visible.originators()]
+        return (self.me,) if self.stage == 0 else self.outlook.originators
 
     def _move_round(self, now: float) -> list[Action]:
         if self.stepping or self.ledger.round >= self.spec.rounds.total_rounds:
@@ -246,7 +249,7 @@ class PeerCore:
         self.stepping = True
         return [RunInnerStep(round=self.ledger.round)]
 
-    def _jump(self, keepers: list[PeerId], now: float) -> list[Action]:
+    def _jump(self, keepers: tuple[PeerId, ...], now: float) -> list[Action]:
         """Nothing was done here in this round: on to the next, or straight to where the originators are."""
         target = max(self.ledger.lowest_announced(keepers), self.ledger.round + 1)
         target = min(target, self.spec.rounds.total_rounds)
@@ -328,8 +331,10 @@ class PeerCore:
 
     def suspect(self, peer: PeerId, now: float) -> list[Action]:
         """We could not reach it: plan without it until it answers, or for a while."""
-        if peer == self.me or not self.outlook.suspect(peer, now):
+        if peer == self.me:
             return []
+        if not self.outlook.suspect(peer, now):
+            return self._forget(peer, now)  # what was sent to it all the same
         counted = Count(name="suspect", detail=peer[-6:], notable=True)
         return [counted, *self._forget(peer, now), CallPeer(peer=peer)]
 
@@ -341,7 +346,7 @@ class PeerCore:
             actions += self.originator.on_peer_lost(peer, self.visible, now)
         if self.outer is not None:
             actions += self.outer.on_peer_lost(peer)
-        return actions + self.recovery.on_peer_lost(peer, self.visible, now)
+        return actions + self.recovery.on_peer_lost(peer, self.outlook, now)
 
     def _on_ping(self, event: PingDone, now: float) -> list[Action]:
         self.adoption.on_ping(event)
@@ -380,13 +385,14 @@ class PeerCore:
             actions += self.originator.on_deadline(self.visible, now)
         if self.outer is not None:
             actions += self.outer.on_deadline(now)
-        return actions + self.recovery.on_deadline(self.visible, now) + self.adoption.on_deadline(now)
+        return actions + self.recovery.on_deadline(self.outlook, now) + self.adoption.on_deadline(now)
 
     def _on_timer(self, name: str, now: float) -> list[Action]:
         match name:
             case "round":
                 late = self.ledger.give_up(self._round_keepers())
-                return [Count(name="round-deadline", detail=f"round {self.ledger.round}: {len(late)} late", notable=True)]
+                detail = f"round {self.ledger.round}: {len(late)} late"
+                return [Count(name="round-deadline", detail=detail, notable=True)]
             case "drain":
                 return self._leave_stage(now) if self.recovery.state is RecoveryState.LEAVING else []
             case _:
@@ -424,18 +430,11 @@ class PeerCore:
 
     def _announce(self) -> list[Action]:
         """Say it again when anything that others plan by has changed."""
-        record = self.record()
-        if self._is_news(record):
-            self._announced = record
-            return [record]
-        return []
-
-    def _is_news(self, record: Announce) -> bool:
-        """Measured numbers alone are no news; they ride along."""
-        old = self._announced
-        if old is None:
-            return True
-        return (old.stage, old.state, old.round, old.fresh) != (record.stage, record.state, record.round, record.fresh)
+        news = (self.stage, self.recovery.state, self.relay.draining, self.ledger.round)
+        if news == self._announced:
+            return []  # measured numbers alone are no news; they ride along
+        self._announced = news
+        return [self.record()]
 
     def check_invariants(self, now: float) -> None:
         self.relay.check_invariants()

@@ -36,8 +36,8 @@ def on_message(core: PeerCore, sender: PeerId, message: Message, now: float) -> 
                 return core.originator.on_gradient(message, now) if core.originator is not None else []
             return core.relay.on_gradient(message, now)
         case RoundPlan():
-            core.ledger.announce(sender, message.round, message.keys)
-            return []
+            over = core.ledger.announce(sender, message.round, message.keys)
+            return core.relay.on_release(tuple(over))
         case Release():
             return core.relay.on_release(message.keys)
         case Undeliverable():
@@ -45,7 +45,7 @@ def on_message(core: PeerCore, sender: PeerId, message: Message, now: float) -> 
         case WeightsRequest():
             return core.donor.on_request(sender, message, now)
         case WeightsChunk():
-            return core.recovery.on_chunk(sender, message, core.visible, now)
+            return core.recovery.on_chunk(sender, message, core.outlook, now)
         case OuterOffer() | OuterExchange() | OuterAccept():
             return _on_outer(core, sender, message)
 

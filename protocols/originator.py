@@ -131,9 +131,9 @@ class Originator:
         for microbatch in planned:
             self._open[microbatch.key.counter] = microbatch
             self._queue.append(microbatch.key.counter)
-        train = [microbatch for microbatch in planned if microbatch.train]
-        self._ledger.announce(self._me, round_, [microbatch.key for microbatch in train])
-        return self._announce(round_, train, everybody)
+        live = [microbatch for microbatch in self._open.values() if microbatch.train]
+        self._ledger.announce(self._me, round_, tuple(microbatch.key for microbatch in live))
+        return self._announce(round_, live, everybody)
 
     def _plan_round(self, view: SwarmView) -> list[Microbatch] | None:
         rounds = self._spec.rounds
@@ -165,11 +165,12 @@ class Originator:
         base = VALIDATION_BASE + self._num_validations * VALIDATION_BATCHES
         return [base + batch for batch in range(first, rounds.eval_microbatches, max(1, len(ids)))]
 
-    def _announce(self, round_: int, train: list[Microbatch], everybody: SwarmView) -> list[Action]:
+    def _announce(self, round_: int, live: list[Microbatch], everybody: SwarmView) -> list[Action]:
         keys_of: dict[PeerId, list[WorkKey]] = {peer: [] for peer in self._relays(everybody)}
-        for microbatch in train:
+        for microbatch in live:
             for hop in microbatch.path[1:]:
-                keys_of[hop.peer].append(microbatch.key)
+                if hop.peer in keys_of:
+                    keys_of[hop.peer].append(microbatch.key)
         return [Send(to=peer, message=RoundPlan(round=round_, keys=tuple(keys))) for peer, keys in keys_of.items()]
 
     def _relays(self, everybody: SwarmView) -> list[PeerId]:

@@ -16,6 +16,7 @@ class Outlook:
     def __init__(self, suspect_s: float) -> None:
         self.view = SwarmView()
         self.visible = SwarmView()
+        self.originators: tuple[PeerId, ...] = ()  # those that are visible
         self._suspect_s = suspect_s
         self._suspects: Timers[PeerId] = Timers()
         self._avoided: set[PeerId] = set()
@@ -58,3 +59,4 @@ class Outlook:
 
     def _look(self) -> None:
         self.visible = self.view.without([*self._suspects.names(), *self._avoided])
+        self.originators = tuple(info.peer for info in self.visible.originators())

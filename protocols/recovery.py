@@ -24,6 +24,7 @@ from protocols.events import (
     Send,
 )
 from protocols.messages import TensorPacket, WeightsChunk, WeightsKind, WeightsRequest
+from protocols.outlook import Outlook
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, PeerInfo, SwarmView
 from protocols.timers import Timers
@@ -91,36 +92,38 @@ class Recovery:
     def next_deadline(self) -> float | None:
         return self._timers.next()
 
-    def begin(self, stage: int, view: SwarmView, now: float) -> list[Action]:
-        """Get weights for `stage` from the best source in `view`."""
+    def begin(self, stage: int, outlook: Outlook, now: float) -> list[Action]:
+        """Get weights for `stage` from the best source in sight; initial ones only where nobody ever had others."""
         self.stage = stage
         self.state = RecoveryState.COLLECTING
         self._timers.clear("chunk")
         self._timers.clear("retry")
-        siblings = [info for info in view.replicas(stage) if info.peer not in self._failed and info.peer != self._me]
+        siblings = self._willing(self._siblings(stage, outlook.visible))
         if siblings:
             newest = max(info.round for info in siblings)
             equal = [info for info in siblings if info.round >= newest - 1]
             donor = equal[zlib.crc32(self._me.encode()) % len(equal)]  # joiners spread over equal donors
             return self._collect(RecoverySource.CATCH_UP, [donor], WeightsKind.FULL, now)
-        if any(info.peer != self._me for info in view.replicas(stage)):
-            return self._pause(now)  # there are siblings, all failed us a moment ago
-        neighbours = self._neighbours(stage, view)
-        willing = [info for info in neighbours if info.peer not in self._failed]
-        if neighbours and not willing:
-            return self._pause(now)  # never initial weights in the middle of a trained model
+        neighbours = self._willing(self._neighbours(stage, outlook.visible))
         if not neighbours:
-            return self._merge(RecoverySource.INITIAL, (), round_=0, outer_step=0)
-        donors = [max(group, key=lambda info: info.round) for group in _by_stage(willing)]
+            known = self._siblings(stage, outlook.view) or self._neighbours(stage, outlook.view)
+            return self._pause(now) if known else self._merge(RecoverySource.INITIAL, (), round_=0, outer_step=0)
+        donors = [max(group, key=lambda info: info.round) for group in _by_stage(neighbours)]
         source = RecoverySource.MERGE if len(donors) == 2 else RecoverySource.COPY
         return self._collect(source, donors, WeightsKind.WEIGHTS, now)
+
+    def _siblings(self, stage: int, view: SwarmView) -> list[PeerInfo]:
+        return [info for info in view.replicas(stage) if info.peer != self._me]
 
     def _neighbours(self, stage: int, view: SwarmView) -> list[PeerInfo]:
         """Trained replicas of the middle stages beside `stage`; for the first stage there is no such thing."""
         if stage == 0:
             return []
         beside = [each for each in (stage - 1, stage + 1) if 1 <= each < self._spec.num_stages]
-        return [info for each in beside for info in view.replicas(each) if info.round > 0]
+        return [info for each in beside for info in self._siblings(each, view) if info.round > 0]
+
+    def _willing(self, infos: list[PeerInfo]) -> list[PeerInfo]:
+        return [info for info in infos if info.peer not in self._failed]
 
     def _collect(
         self, source: RecoverySource, donors: list[PeerInfo], kind: WeightsKind, now: float
@@ -135,13 +138,13 @@ class Recovery:
         started = Count(name="recovery-started", detail=f"stage {self.stage}: {source.value} from {who}", notable=True)
         return [started, *(download.request() for download in self._downloads.values())]
 
-    def on_chunk(self, sender: PeerId, chunk: WeightsChunk, view: SwarmView, now: float) -> list[Action]:
+    def on_chunk(self, sender: PeerId, chunk: WeightsChunk, outlook: Outlook, now: float) -> list[Action]:
         download = self._downloads.get(sender)
         if self.state is not RecoveryState.COLLECTING or download is None:
             return []
         is_of_another = chunk.stage != download.stage or chunk.kind is not download.kind
         if chunk.count == 0 or chunk.packet is None or chunk.count > CHUNKS_MAX or is_of_another:
-            return self._next_donor(sender, "cannot serve", view, now)
+            return self._next_donor(sender, "cannot serve", outlook, now)
         first = download.first
         if chunk.index != len(download.packets) or (first is not None and chunk.snapshot != first.snapshot):
             return []  # a late answer to an older question
@@ -184,27 +187,27 @@ class Recovery:
         self.stage = stage
         self.state = RecoveryState.SERVING
 
-    def on_peer_lost(self, peer: PeerId, view: SwarmView, now: float) -> list[Action]:
+    def on_peer_lost(self, peer: PeerId, outlook: Outlook, now: float) -> list[Action]:
         if self.state is RecoveryState.COLLECTING and peer in self._downloads:
-            return self._next_donor(peer, "lost", view, now)
+            return self._next_donor(peer, "lost", outlook, now)
         return []
 
-    def on_deadline(self, view: SwarmView, now: float) -> list[Action]:
+    def on_deadline(self, outlook: Outlook, now: float) -> list[Action]:
         due = self._timers.pop_due(now)
         if "retry" in due and self.state is RecoveryState.COLLECTING:
             assert self.stage is not None, "recovery without a stage"
-            return self.begin(self.stage, view, now)
+            return self.begin(self.stage, outlook, now)
         if "chunk" in due:
             silent = [peer for peer, download in self._downloads.items() if not download.is_whole]
-            return self._next_donor(silent[0], "silent", view, now) if silent else []
+            return self._next_donor(silent[0], "silent", outlook, now) if silent else []
         return []
 
-    def _next_donor(self, donor: PeerId, why: str, view: SwarmView, now: float) -> list[Action]:
+    def _next_donor(self, donor: PeerId, why: str, outlook: Outlook, now: float) -> list[Action]:
         assert self.stage is not None, "recovery without a stage"
         self._failed.add(donor)
         self._downloads = {}
         failed = Count(name="donor-failed", detail=f"{donor[-6:]} {why}", notable=True)
-        return [failed, *self.begin(self.stage, view, now)]
+        return [failed, *self.begin(self.stage, outlook, now)]
 
     def _pause(self, now: float) -> list[Action]:
         """Everybody failed: forgive, wait for a better view, try again."""

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from protocols.events import Action, Count, DropStash, RunBackward, RunForward, Send
-from protocols.messages import BoundaryActivation, BoundaryGradient, Path, TensorPacket, Undeliverable, WorkKey
+from protocols.messages import (
+    BoundaryActivation,
+    BoundaryGradient,
+    Path,
+    TensorPacket,
+    Undeliverable,
+    WorkKey,
+)
 from protocols.rounds import RoundLedger
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId

@@ -29,18 +29,25 @@ class RoundLedger:
         self._expected: dict[WorkKey, int] = {}
         self._closed: OrderedDict[WorkKey, None] = OrderedDict()
 
-    def announce(self, originator: PeerId, round_: int, keys: Iterable[WorkKey]) -> None:
-        """A retry repeats an older round, which changes nothing."""
+    def announce(self, originator: PeerId, round_: int, keys: tuple[WorkKey, ...]) -> list[WorkKey]:
+        """The plan of a new round lists all live attempts that come here; returns those that thereby are over.
+
+        So a Release that was lost is made good one round later. The plan of a retry repeats an older round and adds.
+        """
+        known = self._announced.get(originator, _UNHEARD)
         if round_ >= AWAY_ROUND:
             self._announced[originator] = _ABSENT
-            return
-        self._announced[originator] = max(self._announced.get(originator, _UNHEARD), round_)
+            return []
+        self._announced[originator] = max(known, round_)
         for key in keys:
             self.expect(key, round_)
+        if round_ <= known:
+            return []
+        return [key for key in self._expected if key.originator == originator and key not in keys]
 
     def expect(self, key: WorkKey, round_: int) -> None:
         if key not in self._closed:
-            self._expected[key] = round_
+            self._expected.setdefault(key, round_)
 
     def close(self, key: WorkKey) -> None:
         """Done or released."""

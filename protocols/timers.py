@@ -34,23 +34,18 @@ class Timers(Generic[Name]):
 
     def next(self) -> float | None:
         """The earliest deadline, None when there is none."""
-        self._drop_stale()
-        return self._heap[0][0] if self._heap else None
+        while self._heap:
+            deadline_s, order, name = self._heap[0]
+            if self._current.get(name) == (deadline_s, order):
+                return deadline_s
+            heapq.heappop(self._heap)
+        return None
 
     def pop_due(self, now: float) -> list[Name]:
         """Remove and return the names whose deadline has passed, earliest first."""
         due: list[Name] = []
-        while True:
-            self._drop_stale()
-            if not self._heap or self._heap[0][0] > now:
-                return due
+        while (deadline_s := self.next()) is not None and deadline_s <= now:
             name = heapq.heappop(self._heap)[2]
             del self._current[name]
             due.append(name)
-
-    def _drop_stale(self) -> None:
-        while self._heap:
-            deadline_s, order, name = self._heap[0]
-            if self._current.get(name) == (deadline_s, order):
-                return
-            heapq.heappop(self._heap)
+        return due

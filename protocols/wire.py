@@ -50,9 +50,9 @@ WORD = re.compile(r"[A-Za-z0-9._:-]{0,64}")  # schema hashes, snapshot names
 DTYPES = ("float32", "bfloat16", "float16", "uint8")
 
 _CODEC_TO_WIRE = {Codec.RAW: pb.CODEC_RAW, Codec.BF16: pb.CODEC_BF16, Codec.INT8: pb.CODEC_INT8}
-_CODEC_FROM_WIRE = {number: codec for codec, number in _CODEC_TO_WIRE.items()}
+_CODEC_FROM_WIRE: dict[int, Codec] = {number: codec for codec, number in _CODEC_TO_WIRE.items()}
 _KIND_TO_WIRE = {WeightsKind.FULL: pb.WEIGHTS_FULL, WeightsKind.WEIGHTS: pb.WEIGHTS_ALONE}
-_KIND_FROM_WIRE = {number: kind for kind, number in _KIND_TO_WIRE.items()}
+_KIND_FROM_WIRE: dict[int, WeightsKind] = {number: kind for kind, number in _KIND_TO_WIRE.items()}
 
 
 @lru_cache(maxsize=64)

@@ -1,1 +1,1 @@
-"""The same PeerCore under a virtual clock: what the simulator finds is a failure of the product, reproducible by seed."""
+"""The same PeerCore under a virtual clock: what it finds is a failure of the product, reproducible by its seed."""

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from peer.simulator.network import LinkSettings
-from peer.simulator.report import Report
+from peer.simulator.report import Report, Tell
 from peer.simulator.swarm import Simulation, tiny_spec
 from protocols.errors import ConfigError
 
@@ -35,13 +35,6 @@ def layout_of(peers: int) -> dict[int, int]:
     return {stage: peers // STAGES + (stage < peers % STAGES) for stage in range(STAGES)}
 
 
-def run_churn(*, peers: int, seed: int, kill_rate: float, microbatches: int = 200) -> Report:
-    """`kill_rate`: the share of the peers that are killed on the way. Raises InvariantBroken, which names the seed."""
-    if not 0 <= kill_rate <= 1:
-        raise ConfigError(f"--kill-rate {kill_rate}: a share of the peers, 0 to 1")
-    return simulate(peers=peers, seed=seed, churn=Churn(kills=round(kill_rate * peers)), microbatches=microbatches)
-
-
 def simulate(
     *,
     peers: int,
@@ -52,12 +45,20 @@ def simulate(
     check: bool = True,
     tell: bool = False,
 ) -> Report:
+    """Raises InvariantBroken, which names the seed, when a peer's state is wrong on the way."""
     layout = layout_of(peers)
     links = LinkSettings(loss_share=churn.loss_share)
     simulation = Simulation(
-        tiny_spec(STAGES), layout, seed, encode=encode, check=check, tell=tell, links=links
+        tiny_spec(STAGES),
+        layout,
+        seed,
+        encode=encode,
+        check=check,
+        tell=Tell.ALL if tell else Tell.NOTHING,
+        links=links,
     )
-    _draw(simulation, churn, random.Random(f"churn/{seed}"), span_s=microbatches * MICROBATCH_S * 4 / layout[0])
+    span_s = microbatches * MICROBATCH_S * 4 / layout[0]
+    _draw(simulation, churn, random.Random(f"churn/{seed}"), span_s=span_s)
     return simulation.run(until_microbatches=microbatches)
 
 

@@ -35,7 +35,8 @@ from protocols.messages import TensorPacket, WorkKey
 from protocols.run_spec import Codec, RunSpec
 
 Job: TypeAlias = (
-    "RunForward | RunLoss | RunBackward | RunInnerStep | PrepareOuter | RunOuterStep | TakeSnapshot | RunRecovery"
+    "RunForward | RunLoss | RunBackward | RunInnerStep"
+    " | PrepareOuter | RunOuterStep | TakeSnapshot | RunRecovery"
 )
 
 FORWARD_S = 0.02
@@ -58,7 +59,9 @@ PARAMETERS = 64  # in a half of an averaging
 @lru_cache(maxsize=16)
 def boundary_packet(spec: RunSpec) -> TensorPacket:
     shape = spec.boundary_shape
-    return TensorPacket(dtype="float32", shape=shape, codec=Codec.BF16, data=bytes(2 * shape[0] * shape[1] * shape[2]))
+    return TensorPacket(
+        dtype="float32", shape=shape, codec=Codec.BF16, data=bytes(2 * shape[0] * shape[1] * shape[2])
+    )
 
 
 HALF = TensorPacket(dtype="float32", shape=(PARAMETERS,), codec=Codec.RAW, data=bytes(4 * PARAMETERS))

@@ -188,7 +188,9 @@ class Member:
     def _announce(self, action: Announce) -> None:
         """Stored at once when others plan by it, else with the next heartbeat, as `dht.heartbeat` does."""
         before = self._info
-        self._info = replace(before, **{name: getattr(action, name) for name in Announce.__dataclass_fields__})
+        self._info = replace(
+            before, **{name: getattr(action, name) for name in Announce.__dataclass_fields__}
+        )
         now = self._info
         if (before.stage, before.state, before.outer_step, before.fresh) != (
             now.stage, now.state, now.outer_step, now.fresh

@@ -93,14 +93,18 @@ class Network:
         if self._is_lost(sender, to, message):
             return
         is_bulk = isinstance(message, OuterExchange | WeightsChunk)
-        departs_s = max(now, self._uplink_free_s.get((sender, is_bulk), 0.0)) + num_bytes / self._links.bytes_per_s
+        departs_s = (
+            max(now, self._uplink_free_s.get((sender, is_bulk), 0.0)) + num_bytes / self._links.bytes_per_s
+        )
         self._uplink_free_s[sender, is_bulk] = departs_s
         lane = (sender, to, is_bulk)
         arrives_s = max(departs_s + self._trip_s(sender, to), self._lane_last_s.get(lane, 0.0))
         self._lane_last_s[lane] = arrives_s
         self._clock.at(arrives_s, self._arrive, sender, to, message, departs_s)
 
-    def call(self, caller: PeerId, to: PeerId, limit_s: float, done: Callable[[PeerId, bool, float], None]) -> None:
+    def call(
+        self, caller: PeerId, to: PeerId, limit_s: float, done: Callable[[PeerId, bool, float], None]
+    ) -> None:
         """A direct call: `done(to, ok, seconds)`."""
         round_trip_s = self._trip_s(caller, to) + self._trip_s(to, caller)
         if to in self._died_s:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
+from enum import Enum
 
-from protocols.events import Action, Announce, Count, Event, MicrobatchFinished, Send
+from protocols.events import Action, Announce, Count, Event, MicrobatchFinished, RunOuterStep, Send
 from protocols.messages import BoundaryActivation, WorkKey
 from protocols.swarm import PeerId
 
@@ -47,6 +48,14 @@ class Report:
         )
 
 
+class Tell(Enum):
+    """How much of the story is kept."""
+
+    NOTHING = "nothing"
+    PEERS = "peers"  # what befalls peers and stages
+    ALL = "all"  # and every microbatch's way
+
+
 class Books:
     """Every microbatch from its fetch to its end, exactly once."""
 
@@ -81,9 +90,10 @@ class Books:
 class Chronicle:
     """Digest, counters and, when wanted, the story."""
 
-    def __init__(self, *, tell: bool) -> None:
+    def __init__(self, tell: Tell) -> None:
         self._hash = hashlib.sha256()
-        self._tell = tell
+        self._tell = tell is not Tell.NOTHING
+        self._tell_all = tell is Tell.ALL
         self._said: dict[PeerId, tuple[object, ...]] = {}
         self.counters: Counter[str] = Counter()
         self.story: list[str] = []
@@ -106,24 +116,32 @@ class Chronicle:
     def decided(self, now: float, who: PeerId, action: Action) -> None:
         if isinstance(action, Count):
             self.counters[action.name] += 1
-        if self._tell and now >= TOLD_FROM_S and (line := self._line(who, action)):
+        if self._tell and (line := self._line(who, action)) and now >= TOLD_FROM_S:
             self.story.append(f"{now:7.2f}  {who}  {line}")
 
     def _line(self, who: PeerId, action: Action) -> str:
         match action:
-            case Count(notable=True):
+            case Count(notable=True) if self._tell_all or action.name != "retry":
                 return f"{action.name}: {action.detail}"
-            case Send(message=BoundaryActivation(hop=1) as message):
-                hops = " -> ".join(hop.peer for hop in message.path[1:])
-                return f"{message.key}{'' if message.train else ' (validation)'} -> {hops}"
+            case RunOuterStep():
+                return f"outer step {action.outer_step} {'alone' if action.packet is None else 'with its partner'}"
             case MicrobatchFinished(loss=None):
                 return f"{action.key} given up"
-            case MicrobatchFinished():
-                skipped = f", stage {', '.join(map(str, action.skipped))} skipped" if action.skipped else ""
-                return f"{action.key} done{skipped}"
             case Announce() if self._said.get(who) != (action.stage, action.state, action.fresh):
                 self._said[who] = (action.stage, action.state, action.fresh)
                 fresh = " (fresh)" if action.fresh else ""
                 return f"is {action.state.value} stage {action.stage} at round {action.round}{fresh}"
             case _:
-                return ""
+                return _about_microbatch(action) if self._tell_all else ""
+
+
+def _about_microbatch(action: Action) -> str:
+    match action:
+        case Send(message=BoundaryActivation(hop=1) as message):
+            hops = " -> ".join(hop.peer for hop in message.path[1:])
+            return f"{message.key}{'' if message.train else ' (validation)'} -> {hops}"
+        case MicrobatchFinished():
+            skipped = f", stage {', '.join(map(str, action.skipped))} skipped" if action.skipped else ""
+            return f"{action.key} done{skipped}"
+        case _:
+            return ""

@@ -7,6 +7,7 @@
     ----
     what happened, as the simulator tells it
 
+`tell=peers` in the swarm line leaves the everyday life of the microbatches out.
 Peers are named by the letter of their stage and their number in it: `a1` is the first of stage 0.
 """
 
@@ -15,13 +16,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from peer.simulator.network import LinkSettings
+from peer.simulator.report import Tell
 from peer.simulator.swarm import Simulation, tiny_spec
 from protocols.errors import ConfigError
 
 DIVIDER = "----"
 _SECTIONS = {  # which part of the RunSpec a word of the `swarm` line belongs to
-    **dict.fromkeys(("slots", "microbatches", "window", "total_rounds", "staleness_max", "eval_every"), "rounds"),
+    **dict.fromkeys(
+        ("slots", "microbatches", "window", "total_rounds", "staleness_max", "eval_every"), "rounds"
+    ),
     **dict.fromkeys(("path_stages", "swaps_max", "missing_stages_max"), "paths"),
     "inner_steps": "outer",
 }
@@ -41,8 +44,8 @@ def play(text: str) -> str:
         until_microbatches=int(until["microbatches"]) if "microbatches" in until else None,
         **({"until_s": float(until["seconds"])} if "seconds" in until else {}),
     )
-    end = f"done {report.finished} lost {report.lost} leaked {report.leaked} digest {report.digest}"
-    return "\n".join([script, DIVIDER, *report.story, end, ""])
+    books = f"done {report.finished} skipped {report.skipped} lost {report.lost} leaked {report.leaked}"
+    return "\n".join([script, DIVIDER, *report.story, f"{books} digest {report.digest}", ""])
 
 
 def _words(line: str) -> dict[str, str]:
@@ -51,6 +54,7 @@ def _words(line: str) -> dict[str, str]:
 
 def _build(words: dict[str, str]) -> Simulation:
     num_stages = int(words.pop("stages"))
+    tell = Tell(words.pop("tell", Tell.ALL.value))
     layout = {0: int(words.pop("first")), **_replicas(words.pop("replicas"))}
     seed = int(words.pop("seed"))
     changes: dict[str, dict[str, int]] = {}
@@ -58,7 +62,7 @@ def _build(words: dict[str, str]) -> Simulation:
         changes.setdefault(_SECTIONS[name], {})[name] = int(value)
     if max(layout) != num_stages - 1:
         raise ConfigError(f"stages={num_stages}, but replicas are given for {len(layout) - 1} middle stages")
-    return Simulation(tiny_spec(num_stages, **changes), layout, seed, tell=True, links=LinkSettings())
+    return Simulation(tiny_spec(num_stages, **changes), layout, seed, tell=tell)
 
 
 def _replicas(text: str) -> dict[int, int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from peer.simulator.clock import Clock
 from peer.simulator.member import Member
 from peer.simulator.network import SMALL_BYTES, LinkSettings, Network
-from peer.simulator.report import Books, Chronicle, InvariantBroken, Report
+from peer.simulator.report import Books, Chronicle, InvariantBroken, Report, Tell
 from peer.simulator.table import Table
 from protocols.errors import ConfigError
 from protocols.events import (
@@ -57,7 +57,7 @@ class Simulation:
         *,
         encode: bool = True,
         check: bool = True,
-        tell: bool = False,
+        tell: Tell = Tell.NOTHING,
         links: LinkSettings | None = None,
     ) -> None:
         if max(layout) >= STAGES_MAX:
@@ -70,7 +70,7 @@ class Simulation:
             self.clock, seed, links or LinkSettings(), deliver=self._deliver, fail=self._on_send_failed
         )
         self.books = Books()
-        self.chronicle = Chronicle(tell=tell)
+        self.chronicle = Chronicle(tell)
         self.members: dict[PeerId, Member] = {}
         self._num_joined: dict[str, int] = {}
         self._check = check

@@ -68,7 +68,9 @@ class Table:
         key = claim_key(self._spec.run_id, stage)
         found = self._directory.get_now((key,)).get(key, {})
         now = self.now_unix_s()
-        return tuple((claimant, now - parse_claim(data).claimed_unix_s) for claimant, data in sorted(found.items()))
+        return tuple(
+            (claimant, now - parse_claim(data).claimed_unix_s) for claimant, data in sorted(found.items())
+        )
 
 
 def renewed(info: PeerInfo, **changes: object) -> PeerInfo:

@@ -18,6 +18,7 @@ import pytest
 from hivemind.p2p import P2P, PeerID
 
 import peer.inbound
+import peer.quota
 import peer.transport
 from peer.framing import PREFIX, FrameKind, pack_frame
 from peer.outbound import GREETING, Lane
@@ -31,16 +32,11 @@ from protocols.messages import (
     RoundPlan,
     TensorPacket,
     Undeliverable,
-    WeightsChunk,
-    WeightsKind,
     WorkKey,
 )
 from protocols.run_spec import PROTOCOL_VERSION, Codec, preset
 from protocols.wire import encode, run_tag
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:path is deprecated:DeprecationWarning"
-)  # hivemind, Python >= 3.11
+from tests.peer.wires import chunk
 
 NANO = preset("nano")
 SPEC = NANO.model_copy(  # wide enough for an exchange of 8 MiB
@@ -110,22 +106,6 @@ def activation(sender: str, receiver: str, counter: int = 1) -> BoundaryActivati
         packet=TensorPacket(
             dtype="float32", shape=SPEC.boundary_shape, codec=Codec.BF16, data=numbers.tobytes()
         ),
-    )
-
-
-def chunk(num_bytes: int) -> WeightsChunk:
-    data = np.random.default_rng(num_bytes).bytes(num_bytes)
-    packet = TensorPacket(dtype="uint8", shape=(num_bytes,), codec=Codec.RAW, data=data)
-    return WeightsChunk(
-        kind=WeightsKind.FULL,
-        stage=1,
-        snapshot="s",
-        index=0,
-        count=1,
-        sha256="",
-        round=1,
-        outer_step=0,
-        packet=packet,
     )
 
 
@@ -299,8 +279,9 @@ def test_goodbye_is_not_a_death():
     asyncio.run(story())
 
 
-def test_file_descriptors_do_not_grow_with_messages_or_failed_dials():
-    """Weeks of training, and peers that come and go: one stream a lane, none left behind by a dial that failed."""
+def test_file_descriptors_do_not_grow_with_messages_or_failed_dials(monkeypatch: pytest.MonkeyPatch):
+    """Weeks of training, and peers that come and go: one stream a lane, none left behind by a failed dial."""
+    monkeypatch.setattr(peer.quota, "BACKOFF_FIRST_S", peer.quota.BACKOFF_MAX_S)
 
     async def story() -> None:
         async with talkers(2) as (one, two):
@@ -312,14 +293,14 @@ def test_file_descriptors_do_not_grow_with_messages_or_failed_dials():
             before = process.num_fds()
             for number in range(200):
                 await one.transport.send(two.peer_id, RoundPlan(round=number, keys=()))
-            with pytest.raises(PeerUnreachable, match="dial-failed"):
-                await one.transport.send(gone_id, RoundPlan(round=1, keys=()))
-            with pytest.raises(PeerUnreachable, match="backing-off"):
-                await one.transport.send(gone_id, RoundPlan(round=1, keys=()))
+            for _ in range(3):
+                with pytest.raises(PeerUnreachable) as failed:
+                    await one.transport.send(gone_id, RoundPlan(round=1, keys=()))
+                assert failed.value.is_gone
+            assert one.counts["dial-failed"] == 1  # the others were not tried: it is too soon
             for _ in range(20):
-                reader_writer = one.transport._open_stream(gone_id)
                 with pytest.raises(PeerUnreachable):
-                    await reader_writer
+                    await one.transport._open_stream(gone_id)
             await asyncio.sleep(0)  # closed connections are closed in the loop's next turn
             assert process.num_fds() <= before + 1
 

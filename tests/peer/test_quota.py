@@ -85,10 +85,11 @@ def test_a_dead_peer_is_dialled_ever_less_and_a_living_one_at_once():
     assert backoff.wait_s(0.0) == 0
     waits = []
     for _ in range(12):
-        backoff.failed(now=100.0)
+        backoff.failed(100.0, "dial-failed")
         waits.append(backoff.wait_s(100.0))
     assert waits == sorted(waits)
     assert waits[-1] == BACKOFF_MAX_S
+    assert backoff.reason == "dial-failed"
     assert backoff.wait_s(100.0 + BACKOFF_MAX_S) == 0
     backoff.clear()
     assert backoff.wait_s(100.0) == 0
