@@ -13,6 +13,7 @@ hivemind has no types, hence "basic". Each class here exists for a trap that was
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -130,6 +131,8 @@ class NoBootstrapAnswered(GossamerError):
 
 async def start_daemon(identity_path: Path, *, timeout_s: float, **settings: Any) -> tuple[P2P, LateCalls]:
     """The libp2p daemon of this process, its table of calls mended before the first call."""
+    # The Go scheduler's idle threads spin; with one, a 256 KiB hop costs half the CPU. A person may say otherwise.
+    os.environ.setdefault("GOMAXPROCS", "1")
     try:
         p2p = await P2P.create(
             identity_path=str(identity_path),

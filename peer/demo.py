@@ -23,7 +23,7 @@ from peer.schedule import Incident, Schedule, SwarmEvent, Verb
 from protocols.errors import ConfigError
 from protocols.run_spec import RunSpec, preset
 
-TOTAL_ROUNDS = 220  # 0.9 M tokens; a single process passes the bigram after some 0.75 M
+TOTAL_ROUNDS = 300  # 1.2 M tokens; a single process passes the bigram after some 0.75 M
 LAYOUT = dict.fromkeys(range(5), 2)
 INNER_STAGE = 3
 RATIO_MAX = 1.03  # bar F2

@@ -7,6 +7,7 @@ each event the round is moved on as far as it goes (`_settle`), so no machine ne
 from __future__ import annotations
 
 from protocols.adoption import Adoption
+from protocols.completions import on_compute, on_compute_failed
 from protocols.donor import Donor
 from protocols.events import (
     Action,
@@ -42,17 +43,24 @@ from protocols.inbox import on_message, on_send_failed
 from protocols.originator import Originator
 from protocols.outer_sync import OuterSync
 from protocols.outlook import Outlook
-from protocols.placement import choose_stage
 from protocols.recovery import Recovery, RecoveryState
 from protocols.relay import Relay
 from protocols.rounds import RoundLedger
 from protocols.run_spec import RunSpec
+from protocols.stage_changes import (
+    DRAIN_LIMIT_S,
+    is_left_behind,
+    keep_step,
+    leave_stage,
+    on_claims,
+    on_recovery_done,
+    on_started,
+    start_over,
+)
 from protocols.swarm import PeerId, PeerInfo, PeerState, SwarmView
 from protocols.timers import Timers
 
-DRAIN_LIMIT_S = 5.0  # an adopter or a leaver waits so long for what it still holds
-FRESH_ROUNDS = 30  # a rebuilt stage calls itself fresh for so many rounds
-MEASURE_DECAY = 0.1
+MEASURE_DECAY = 0.1  # of the smoothed gradient norm
 
 
 class PeerCore:
@@ -75,10 +83,10 @@ class PeerCore:
         self.leaving = False
         self.forward_s = 0.0
         self.grad_norm = 0.0
-        self._num_backwards = 0  # since the last inner step
-        self._counter = 0
-        self._fresh_until = 0
-        self._timers: Timers[str] = Timers()
+        self.num_backwards = 0  # since the last inner step
+        self.next_counter = 0
+        self.fresh_until = 0
+        self.timers: Timers[str] = Timers()
         self._announced: tuple[object, ...] = ()  # what the last record said that others plan by
 
     @property
@@ -97,7 +105,7 @@ class PeerCore:
         return actions
 
     def next_deadline(self) -> float | None:
-        earliest_s = self._timers.next()
+        earliest_s = self.timers.next()
         for machine in (
             self.outlook, self.relay, self.donor, self.recovery, self.adoption, self.originator, self.outer
         ):  # fmt: skip
@@ -111,9 +119,9 @@ class PeerCore:
             case MessageReceived():
                 return on_message(self, event.sender, event.message, now)
             case ForwardDone() | LossDone() | BackwardDone() | BatchReady():
-                return self._on_compute(event, now)
+                return on_compute(self, event, now)
             case InnerStepDone():
-                return self._on_inner_step_done(event)
+                return self.on_inner_step_done(event)
             case SendFailed():
                 return on_send_failed(self, event.peer, event.message, now)
             case DeadlineReached():
@@ -123,7 +131,7 @@ class PeerCore:
             case PingDone():
                 return self._on_ping(event, now)
             case ComputeFailed():
-                return self._on_compute_failed(event, now)
+                return on_compute_failed(self, event, now)
             case _:
                 return self._dispatch_rare(event, now)
 
@@ -136,97 +144,34 @@ class PeerCore:
             case SnapshotTaken():
                 return self.donor.on_taken(event, now)
             case RecoveryDone():
-                return self._on_recovery_done(event, now)
+                return on_recovery_done(self, event, now)
             case ClaimsRead():
-                return self._on_claims(event, now)
+                return on_claims(self, event, now)
             case Started():
-                return self._on_started(event, now)
+                return on_started(self, event, now)
             case PauseRequested():
                 self.paused = True
                 return self.originator.go_away(self.view) if self.originator is not None else []
             case ResumeRequested():
-                return self._on_resume()
+                return self._on_resume(now)
             case LeaveRequested():
                 return self._on_leave(now)
             case _:
                 raise AssertionError(f"unknown event {event!r}")
-
-    # ---- start, stages ----
-
-    def _on_started(self, event: Started, now: float) -> list[Action]:
-        self.outlook.see(event.view)
-        self._counter = event.resumed_counter
-        if self.stage is None:
-            self.stage = choose_stage(event.view, self.spec.num_stages)
-        if event.resumed_round is not None and not self._is_ahead(event.view, event.resumed_round):
-            self.recovery.resume_serving(self.stage)
-            return self._serve(event.resumed_round, event.resumed_outer_step)
-        return self.recovery.begin(self.stage, self.outlook, now)
-
-    def _is_ahead(self, view: SwarmView, round_: int) -> bool:
-        """The own checkpoint is worth less than a sibling that has gone on training."""
-        assert self.stage is not None, "no stage chosen"
-        return any(info.round > round_ for info in view.replicas(self.stage) if info.peer != self.me)
-
-    def _on_recovery_done(self, event: RecoveryDone, now: float) -> list[Action]:
-        donors_round, donors_outer = self.recovery.target
-        actions = self.recovery.on_done(event.ok, now)
-        if self.recovery.state is RecoveryState.SERVING:
-            actions += self._serve(donors_round, donors_outer)
-        return actions
-
-    def _serve(self, round_: int, outer_step: int) -> list[Action]:
-        """The weights of the stage are in place: take part."""
-        assert self.stage is not None, "serving without a stage"
-        self.ledger.restart(round_)
-        self.relay.draining = False
-        self.donor.stage = self.stage
-        self.donor.round = round_
-        self.outer = OuterSync(self.me, self.spec, self.stage)
-        self.outer.outer_step = outer_step
-        self._num_backwards = 0
-        self.stepping = False
-        self._fresh_until = round_ + FRESH_ROUNDS if self.recovery.fresh else 0
-        if self.stage == 0 and not self.paused:
-            self.originator = Originator(self.me, self.spec, self.ledger, next_counter=self._counter)
-        return self.relay.admit()
-
-    def _on_claims(self, event: ClaimsRead, now: float) -> list[Action]:
-        stage = self.adoption.on_claims(event)
-        if stage is None or self.recovery.state is not RecoveryState.SERVING or self.leaving:
-            return []
-        self.recovery.state = RecoveryState.LEAVING
-        self.recovery.stage = stage
-        self.relay.draining = True
-        self._timers.set("drain", now + DRAIN_LIMIT_S)
-        return [Count(name="stage-adopted", detail=f"stage {self.stage} -> {stage}", notable=True)]
-
-    def _leave_stage(self, now: float) -> list[Action]:
-        """An adopter holds nothing any more, or has waited long enough."""
-        actions = self.relay.drop_all()
-        self._timers.clear("drain")
-        self._timers.clear("round")
-        self.outer = None
-        self.relay.draining = self.leaving
-        self.donor.forget()
-        self.donor.stage = None
-        self.stage = self.recovery.stage
-        assert self.stage is not None, "an adopter knows where to"
-        return actions + self.recovery.begin(self.stage, self.outlook, now)
 
     # ---- rounds ----
 
     def _settle(self, now: float) -> list[Action]:
         """Whatever the event has made possible: a step, a new round, a departure, a fresh record."""
         actions: list[Action] = []
+        if self.originator is not None:
+            actions += self.originator.advance(self.visible, self.view, now)
         if self.recovery.state is RecoveryState.SERVING:
-            if self.originator is not None:
-                actions += self.originator.advance(self.visible, self.view, now)
             actions += self._move_round(now)
-        elif self.recovery.state is RecoveryState.LEAVING and self.relay.is_idle and not self.stepping:
-            actions += self._leave_stage(now)
+        elif self.recovery.state is RecoveryState.LEAVING and self._holds_nothing():
+            actions += leave_stage(self, now)
         if self.leaving and self._holds_nothing():
-            self._timers.clear("leave")
+            self.timers.clear("leave")
             actions.append(Leave())
             self.leaving = False
         return actions + self._announce()
@@ -240,11 +185,11 @@ class PeerCore:
             return []
         keepers = self._round_keepers()
         if not self.ledger.is_finished(keepers):
-            if "round" not in self._timers and self.ledger.has_begun():
-                self._timers.set("round", now + self.spec.liveness.round_s)
+            if "round" not in self.timers and self.ledger.has_begun():
+                self.timers.set("round", now + self.spec.liveness.round_s)
             return []
-        self._timers.clear("round")
-        if self._num_backwards == 0 and self.stage != 0:
+        self.timers.clear("round")
+        if self.num_backwards == 0 and self.stage != 0:
             return self._jump(keepers, now)
         self.stepping = True
         return [RunInnerStep(round=self.ledger.round)]
@@ -253,6 +198,8 @@ class PeerCore:
         """Nothing was done here in this round: on to the next, or straight to where the originators are."""
         target = max(self.ledger.lowest_announced(keepers), self.ledger.round + 1)
         target = min(target, self.spec.rounds.total_rounds)
+        if is_left_behind(self, target):
+            return start_over(self, now)
         inner_steps = self.spec.outer.inner_steps
         due = target // inner_steps * inner_steps
         is_due = self.outer is not None and due > self.ledger.round
@@ -261,15 +208,17 @@ class PeerCore:
         outer = self.outer.on_inner_step(due) if is_due and self.outer is not None else []
         return [*outer, *self.relay.admit(), *self._move_round(now)]
 
-    def _on_inner_step_done(self, event: InnerStepDone) -> list[Action]:
+    def on_inner_step_done(self, event: InnerStepDone) -> list[Action]:
         if not self.stepping:
             return []  # of the stage that was left meanwhile
         self.stepping = False
-        self._num_backwards = 0
+        self.num_backwards = 0
         self.ledger.advance()
         self.donor.round = self.ledger.round
         if event.grad_norm > 0:
-            self.grad_norm += MEASURE_DECAY * (event.grad_norm - self.grad_norm) if self.grad_norm else event.grad_norm
+            self.grad_norm += (
+                MEASURE_DECAY * (event.grad_norm - self.grad_norm) if self.grad_norm else event.grad_norm
+            )
         actions: list[Action] = [RoundFinished(round=self.ledger.round, grad_norm=event.grad_norm)]
         if self.outer is not None:
             actions += self.outer.on_inner_step(self.ledger.round)
@@ -277,45 +226,6 @@ class PeerCore:
 
     def _on_outer_step_done(self) -> list[Action]:
         return self.outer.on_done() if self.outer is not None else []
-
-    # ---- compute ----
-
-    def _on_compute(self, event: ForwardDone | LossDone | BackwardDone | BatchReady, now: float) -> list[Action]:
-        mine = self.originator if event.key.originator == self.me else None
-        match event:
-            case ForwardDone():
-                self._measure_forward(event.seconds)
-                if mine is not None:
-                    return mine.on_forward_done(event.key, event.packet, now)
-                return self.relay.on_forward_done(event.key, event.packet)
-            case BackwardDone():
-                self._num_backwards += 1
-                if mine is not None:
-                    return mine.on_backward_done(event.key)
-                return self.relay.on_backward_done(event.key, event.packet)
-            case LossDone():
-                return mine.on_loss_done(event.key, event.loss, event.packet) if mine is not None else []
-            case BatchReady():
-                return mine.on_batch_ready(event) if mine is not None else []
-
-    def _measure_forward(self, seconds: float) -> None:
-        self.forward_s = self.forward_s + MEASURE_DECAY * (seconds - self.forward_s) if self.forward_s else seconds
-
-    def _on_compute_failed(self, event: ComputeFailed, now: float) -> list[Action]:
-        actions: list[Action] = [Count(name="compute-failed", detail=f"{event.job}: {event.reason}", notable=True)]
-        if event.key is not None:
-            if self.originator is not None and event.key.originator == self.me:
-                return actions + self.originator.on_compute_failed(event.key, self.visible, now)
-            return actions + self.relay.on_compute_failed(event.key)
-        if event.job == "RunInnerStep":
-            return actions + self._on_inner_step_done(InnerStepDone(round=self.ledger.round + 1, grad_norm=0.0))
-        if event.job in ("PrepareOuter", "RunOuterStep") and self.outer is not None:
-            return actions + self.outer.on_failed()
-        if event.job == "RunRecovery":
-            return actions + self.recovery.on_done(False, now)
-        if event.job == "TakeSnapshot":
-            self.donor.on_failed()
-        return actions
 
     # ---- view, liveness ----
 
@@ -325,9 +235,11 @@ class PeerCore:
         actions: list[Action] = []
         for peer in gone:
             actions += self._forget(peer, now)
-        if self.recovery.state is RecoveryState.SERVING and self.stage != 0 and not self.leaving:
-            actions += self.adoption.on_view(view, now)
-        return actions
+        if self.recovery.state is not RecoveryState.SERVING or self.leaving:
+            return actions
+        if self.stage != 0:
+            return actions + self.adoption.on_view(view, now)
+        return actions + ([] if self.paused else keep_step(self, now))
 
     def suspect(self, peer: PeerId, now: float) -> list[Action]:
         """We could not reach it: plan without it until it answers, or for a while."""
@@ -357,26 +269,29 @@ class PeerCore:
 
     # ---- pause, leave, time ----
 
-    def _on_resume(self) -> list[Action]:
+    def _on_resume(self, now: float) -> list[Action]:
         self.paused = False
-        if self.originator is not None:
-            self.originator.active = True
-        elif self.stage == 0 and self.recovery.state is RecoveryState.SERVING:
-            self.originator = Originator(self.me, self.spec, self.ledger, next_counter=self._counter)
-        return []
+        if self.stage != 0 or self.recovery.state is not RecoveryState.SERVING or self.leaving:
+            return []
+        if self.originator is None:
+            self.originator = Originator(self.me, self.spec, self.ledger, next_counter=self.next_counter)
+        self.originator.active = True
+        return keep_step(self, now)
 
     def _on_leave(self, now: float) -> list[Action]:
         self.leaving = True
         self.relay.draining = True
-        self._timers.set("leave", now + DRAIN_LIMIT_S)
+        self.timers.set("leave", now + DRAIN_LIMIT_S)
         return self.originator.go_away(self.view) if self.originator is not None else []
 
     def _holds_nothing(self) -> bool:
-        return self.relay.is_idle and (self.originator is None or self.originator.is_idle) and not self.stepping
+        return (
+            self.relay.is_idle and (self.originator is None or self.originator.is_idle) and not self.stepping
+        )
 
     def _on_deadline(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for name in self._timers.pop_due(now):
+        for name in self.timers.pop_due(now):
             actions += self._on_timer(name, now)
         self.outlook.on_deadline(now)
         self.donor.on_deadline(now)
@@ -394,7 +309,7 @@ class PeerCore:
                 detail = f"round {self.ledger.round}: {len(late)} late"
                 return [Count(name="round-deadline", detail=detail, notable=True)]
             case "drain":
-                return self._leave_stage(now) if self.recovery.state is RecoveryState.LEAVING else []
+                return leave_stage(self, now) if self.recovery.state is RecoveryState.LEAVING else []
             case _:
                 self.leaving = False
                 return [*self.relay.drop_all(), Leave()]
@@ -416,7 +331,7 @@ class PeerCore:
             outer_step=self.outer.outer_step if self.outer is not None else 0,
             forward_s=self.forward_s,
             grad_norm=self.grad_norm,
-            fresh=self.ledger.round < self._fresh_until,
+            fresh=self.ledger.round < self.fresh_until,
         )
 
     def depends_on(self) -> set[PeerId]:

@@ -172,9 +172,26 @@ class LeaveRequested:
 
 
 Event: TypeAlias = (
-    "Started | BatchReady | MessageReceived | SendFailed | ForwardDone | LossDone | BackwardDone | ComputeFailed"
-    " | InnerStepDone | OuterPrepared | OuterStepDone | SnapshotTaken | RecoveryDone | ViewChanged | ClaimsRead"
-    " | PingDone | DeadlineReached | PauseRequested | ResumeRequested | LeaveRequested"
+    Started
+    | BatchReady
+    | MessageReceived
+    | SendFailed
+    | ForwardDone
+    | LossDone
+    | BackwardDone
+    | ComputeFailed
+    | InnerStepDone
+    | OuterPrepared
+    | OuterStepDone
+    | SnapshotTaken
+    | RecoveryDone
+    | ViewChanged
+    | ClaimsRead
+    | PingDone
+    | DeadlineReached
+    | PauseRequested
+    | ResumeRequested
+    | LeaveRequested
 )
 
 # ---- actions --------------------------------------------------------------------------------------------------------
@@ -361,7 +378,23 @@ class Leave:
 
 
 Action: TypeAlias = (
-    "Send | FetchBatch | RunForward | RunLoss | RunBackward | DropStash | RunInnerStep | PrepareOuter | RunOuterStep"
-    " | TakeSnapshot | RunRecovery | Announce | PutClaim | ReadClaims | CallPeer | MicrobatchFinished | RoundFinished"
-    " | Count | Leave"
+    Send
+    | FetchBatch
+    | RunForward
+    | RunLoss
+    | RunBackward
+    | DropStash
+    | RunInnerStep
+    | PrepareOuter
+    | RunOuterStep
+    | TakeSnapshot
+    | RunRecovery
+    | Announce
+    | PutClaim
+    | ReadClaims
+    | CallPeer
+    | MicrobatchFinished
+    | RoundFinished
+    | Count
+    | Leave
 )

@@ -157,6 +157,14 @@ class WeightsChunk:
 
 
 Message: TypeAlias = (
-    "RoundPlan | BoundaryActivation | BoundaryGradient | Release | Undeliverable"
-    " | OuterOffer | OuterExchange | OuterAccept | WeightsRequest | WeightsChunk"
+    RoundPlan
+    | BoundaryActivation
+    | BoundaryGradient
+    | Release
+    | Undeliverable
+    | OuterOffer
+    | OuterExchange
+    | OuterAccept
+    | WeightsRequest
+    | WeightsChunk
 )

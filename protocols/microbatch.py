@@ -7,7 +7,7 @@ from enum import Enum
 
 from protocols.messages import Path, TensorPacket, WorkKey
 
-VALIDATION_BASE = 1 << 48  # counters from here on are validation: base + validation number x BATCHES + batch
+VALIDATION_BASE = 1 << 48  # counters from here on are validation: base + round x BATCHES + batch
 VALIDATION_BATCHES = 1024
 
 

@@ -68,7 +68,6 @@ class Originator:
         self._trip_s: float | None = None
         self.next_round = ledger.round
         self.next_counter = next_counter
-        self._num_validations = 0
         self.active = True  # False: paused or leaving
         self.waiting_for: tuple[int, ...] = ()  # stages without which no path is feasible
 
@@ -119,7 +118,9 @@ class Originator:
     def go_away(self, everybody: SwarmView) -> list[Action]:
         """Pause or leave: begin no round, and let nobody wait for one."""
         self.active = False
-        return [Send(to=peer, message=RoundPlan(round=AWAY_ROUND, keys=())) for peer in self._relays(everybody)]
+        return [
+            Send(to=peer, message=RoundPlan(round=AWAY_ROUND, keys=())) for peer in self._relays(everybody)
+        ]
 
     def _begin_round(self, view: SwarmView, everybody: SwarmView) -> list[Action]:
         """Plan all microbatches of the round and tell every replica what to expect, also those that are avoided."""
@@ -151,7 +152,6 @@ class Originator:
             planned.append(Microbatch(WorkKey(self._me, counter, 1), self.next_round, train, path))
         self.waiting_for = ()
         self.next_counter += len(trains)
-        self._num_validations += bool(evals)
         return planned
 
     def _validation_counters(self, view: SwarmView) -> list[int]:
@@ -162,7 +162,7 @@ class Originator:
             return []
         ids = [info.peer for info in view.originators()]
         first = ids.index(self._me) if self._me in ids else 0
-        base = VALIDATION_BASE + self._num_validations * VALIDATION_BATCHES
+        base = VALIDATION_BASE + self.next_round * VALIDATION_BATCHES
         return [base + batch for batch in range(first, rounds.eval_microbatches, max(1, len(ids)))]
 
     def _announce(self, round_: int, live: list[Microbatch], everybody: SwarmView) -> list[Action]:
@@ -171,7 +171,9 @@ class Originator:
             for hop in microbatch.path[1:]:
                 if hop.peer in keys_of:
                     keys_of[hop.peer].append(microbatch.key)
-        return [Send(to=peer, message=RoundPlan(round=round_, keys=tuple(keys))) for peer, keys in keys_of.items()]
+        return [
+            Send(to=peer, message=RoundPlan(round=round_, keys=tuple(keys))) for peer, keys in keys_of.items()
+        ]
 
     def _relays(self, everybody: SwarmView) -> list[PeerId]:
         return [info.peer for stage in range(1, self._spec.num_stages) for info in everybody.replicas(stage)]
@@ -292,7 +294,10 @@ class Originator:
         if microbatch is None:
             return []
         if microbatch.packet is None or microbatch.state is MicrobatchState.CLOSING:
-            return [Count(name="microbatch-given-up", detail=str(key), notable=True), *self._close(microbatch, None)]
+            return [
+                Count(name="microbatch-given-up", detail=str(key), notable=True),
+                *self._close(microbatch, None),
+            ]
         return self._next_attempt(microbatch, "own compute failed", view, now)
 
     def on_deadline(self, view: SwarmView, now: float) -> list[Action]:

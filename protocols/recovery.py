@@ -107,7 +107,9 @@ class Recovery:
         neighbours = self._willing(self._neighbours(stage, outlook.visible))
         if not neighbours:
             known = self._siblings(stage, outlook.view) or self._neighbours(stage, outlook.view)
-            return self._pause(now) if known else self._merge(RecoverySource.INITIAL, (), round_=0, outer_step=0)
+            return (
+                self._pause(now) if known else self._merge(RecoverySource.INITIAL, (), round_=0, outer_step=0)
+            )
         donors = [max(group, key=lambda info: info.round) for group in _by_stage(neighbours)]
         source = RecoverySource.MERGE if len(donors) == 2 else RecoverySource.COPY
         return self._collect(source, donors, WeightsKind.WEIGHTS, now)
@@ -135,7 +137,9 @@ class Recovery:
             self._downloads[donor.peer] = Download(donor, kind, donor.stage)
         self._timers.set("chunk", now + CHUNK_LIMIT_S)
         who = ", ".join(donor.peer[-6:] for donor in donors)
-        started = Count(name="recovery-started", detail=f"stage {self.stage}: {source.value} from {who}", notable=True)
+        started = Count(
+            name="recovery-started", detail=f"stage {self.stage}: {source.value} from {who}", notable=True
+        )
         return [started, *(download.request() for download in self._downloads.values())]
 
     def on_chunk(self, sender: PeerId, chunk: WeightsChunk, outlook: Outlook, now: float) -> list[Action]:
@@ -220,7 +224,9 @@ class Recovery:
 
     def check_invariants(self) -> None:
         waits = "chunk" in self._timers or "retry" in self._timers
-        assert (self.state is RecoveryState.COLLECTING) == waits, "collecting without a deadline, or the reverse"
+        assert (self.state is RecoveryState.COLLECTING) == waits, (
+            "collecting without a deadline, or the reverse"
+        )
 
 
 def _by_stage(infos: Iterable[PeerInfo]) -> list[list[PeerInfo]]:

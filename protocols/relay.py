@@ -196,7 +196,10 @@ class Relay:
         if key not in self._entries:
             return []
         self._ledger.close(key)
-        return [Send(to=key.originator, message=Undeliverable(key=key, unreachable=unreachable)), *self._drop(key)]
+        return [
+            Send(to=key.originator, message=Undeliverable(key=key, unreachable=unreachable)),
+            *self._drop(key),
+        ]
 
     def _drop(self, key: WorkKey) -> list[Action]:
         return [DropStash(key=key), *self._finish(key)]
@@ -216,6 +219,8 @@ class Relay:
     def check_invariants(self) -> None:
         holding = [entry for entry in self._entries.values() if entry.state is not EntryState.WAITING]
         assert self._num_holding == len(holding) <= self._slots, "slots do not add up"
-        assert len(holding) + len(self._waiting) == len(self._entries), "an entry is neither waiting nor holding"
+        assert len(holding) + len(self._waiting) == len(self._entries), (
+            "an entry is neither waiting nor holding"
+        )
         assert all(key in self._leases for key in self._entries), "an entry without a lease"
         assert all(not self._ledger.is_closed(key) for key in self._entries), "a closed attempt is still held"

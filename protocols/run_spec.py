@@ -245,7 +245,7 @@ class RunSpec(_Part):
 
 def describe_errors(error: ValidationError) -> str:
     """One line for all faults: `field.path: what is wrong; ...`."""
-    parts = []
+    parts: list[str] = []
     for fault in error.errors(include_url=False):
         place = ".".join(str(part) for part in fault["loc"])
         text = fault["msg"].removeprefix("Value error, ")
