@@ -27,18 +27,18 @@ COPY --from=build /opt/gossamer /opt/gossamer
 # The base image ships the standard library as source, and our user may not write beside it: compile it here, or every
 # health check does. Volumes take their owner from the folders when they are first made.
 RUN python -m compileall -q -x '/(lib2to3|tests?)/' /usr/local/lib/python3.11 \
- && mkdir -p /data /shared /run/gossamer \
- && chown 10001:10001 /data /shared /run/gossamer
+ && mkdir -p /data /cache /shared /run/gossamer \
+ && chown 10001:10001 /data /cache /shared /run/gossamer
 ENV PATH=/opt/gossamer/bin:$PATH \
     HOME=/data \
     GOSSAMER_DATA_DIR=/data \
-    GOSSAMER_CACHE_DIR=/data/cache \
+    GOSSAMER_CACHE_DIR=/cache \
     GOSSAMER_RUNTIME_DIR=/run/gossamer \
     PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /data
-# Identity, checkpoints, tokenized texts. Keep it: a peer without its identity is a new peer.
-VOLUME /data
+# Identity and checkpoints: a peer that lost its identity is a new peer. The cache (tokenized texts) can be made again.
+VOLUME /data /cache
 EXPOSE 31337/tcp
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=20s --timeout=30s --start-period=120s --retries=3 CMD ["gossamer", "healthcheck"]

@@ -1,1 +1,1 @@
-"""Measurements against named baselines. `python -m benchmarks NAME [--quick]`; the last full tables are in RESULTS.md."""
+"""Measurements against named baselines: `python -m benchmarks NAME [--quick]`. RESULTS.md keeps the last full runs."""

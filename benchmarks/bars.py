@@ -78,9 +78,8 @@ def save_section(name: str, report: Report, file: Path = RESULTS_FILE) -> None:
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     section = f"{begin}\n{_section(name, report)}\n{end}"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if pattern.search(text):
-        text = pattern.sub(lambda _: section, text, count=1)
-    else:
+    text, replaced = pattern.subn(lambda _: section, text, count=1)
+    if not replaced:
         text = f"{text.rstrip()}\n\n{section}\n"
     temporary = file.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
@@ -112,5 +111,7 @@ def machine() -> str:
 
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    found = (
+        re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    )
     return found[1] if found else platform.processor() or "unknown CPU"

@@ -34,7 +34,7 @@ def run(*, quick: bool) -> Report:
         Bar(id="F4-leaked", value=sum(o.leaked for o in outcomes), op="==", limit=0, what="slots and stashes leaked"),
         Bar(id="F4-short", value=sum(o.finished < MICROBATCHES for o in outcomes), op="==", limit=0,
             what="swarms that came to a halt"),
-        Bar(id="F4-digest", value=changed, op="==", limit=0, what=f"digests that changed, {len(twice)} seeds run twice"),
+        Bar(id="F4-digest", value=changed, op="==", limit=0, what=f"of {len(twice)} digests, changed in a second run"),
         Bar(id="F4-checked", value=events_per_cpu_s(timed, thorough=True), op=">=", limit=5000,
             what="events per CPU second, encoding and invariants on"),
         Bar(id="F4-bare", value=events_per_cpu_s(timed, thorough=False), op=">=", limit=20000,

@@ -56,7 +56,9 @@ async def measure(spec: RunSpec, hops: int) -> list[float]:
     theirs.close()
     try:
         to, addresses = await asyncio.to_thread(ours.recv)
-        return await with_transport(spec, addresses, lambda node, wire: _send(spec, node, wire, to, receiver.pid, hops))
+        return await with_transport(
+            spec, addresses, lambda node, wire: _send(spec, node, wire, to, receiver.pid, hops)
+        )
     finally:
         ours.close()
         await asyncio.to_thread(receiver.join)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from peer.config import HostConfig
 from peer.data import load_data
+from peer.model.stage import FirstStage, build_stage
 from protocols.run_spec import OptimizerSpec, RunSpec, preset
 
 MICROBATCHES = 8  # more than stages, so that a 1F1B schedule has no fewer microbatches than it asks for
@@ -26,6 +27,9 @@ class Batch:
 
     tokens_BL: Tensor
     targets_BL: Tensor
+
+    def to(self, device: str) -> Batch:
+        return Batch(tokens_BL=self.tokens_BL.to(device), targets_BL=self.targets_BL.to(device))
 
 
 def benchmark_spec(model: str) -> RunSpec:
@@ -52,6 +56,12 @@ def training_rounds(spec: RunSpec) -> Iterator[list[Batch]]:
             )
             batches.append(Batch(tokens_BL=tokens_BL, targets_BL=targets_BL))
         yield batches
+
+
+def first_stage(spec: RunSpec) -> FirstStage:
+    stage = build_stage(spec, 0)
+    assert isinstance(stage, FirstStage), "stage 0 is"
+    return stage
 
 
 class RoundOptimizer:

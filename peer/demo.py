@@ -28,7 +28,7 @@ LAYOUT = dict.fromkeys(range(5), 2)
 INNER_STAGE = 3
 RATIO_MAX = 1.03  # bar F2
 START_MAX_S = 30.0
-PROMPT = "My fellow citizens, "
+PROMPT = "My fellow citizens"
 SAMPLE_TOKENS = 120
 WITH_KILLS, UNDISTURBED = "with kills", "undisturbed"
 # Loopback peers answer at once: a loss may be noticed sooner than over the internet.

@@ -52,6 +52,7 @@ HELD_RETRY_S = 1.0  # how often a microbatch without a feasible path looks again
 TRIP_FACTOR = 8.0  # a deadline is so many times the usual trip: machines are shared and stall
 TRIP_FLOOR_S = 5.0
 TRIP_DECAY = 0.2
+VIEW_FILLS_S = 10.0  # a new peer's view of the table is complete by then
 
 
 class Originator:
@@ -69,6 +70,10 @@ class Originator:
         self.next_round = ledger.round
         self.next_counter = next_counter
         self.active = True  # False: paused or leaving
+        self._has_begun = False
+        self._born_s: float | None = None
+        self._greeted: SwarmView | None = None  # the view whose relays have all heard of the current round
+        self._told: set[PeerId] = set()
         self.waiting_for: tuple[int, ...] = ()  # stages without which no path is feasible
 
     # ---- what others ask ----
@@ -98,22 +103,41 @@ class Originator:
 
     def advance(self, view: SwarmView, everybody: SwarmView, now: float) -> list[Action]:
         """Begin the next round when its time has come, then fill the window. `view` is `everybody` less suspects."""
-        actions = self._begin_round(view, everybody) if self._may_begin(view) else []
+        actions = self._greet_newcomers(everybody)
+        if self._may_begin(view, now):
+            actions += self._begin_round(view, everybody)
         while self._queue and self.num_in_flight < self._spec.rounds.window:
             actions += self._start(self._open[self._queue.popleft()], now)
         return actions
 
-    def _may_begin(self, view: SwarmView) -> bool:
+    def _may_begin(self, view: SwarmView, now: float) -> bool:
         rounds = self._spec.rounds
         if not self.active or self._queue or self.next_round > rounds.total_rounds:
             return False
         if self.next_round > self._ledger.round + rounds.staleness_max:
             return False
-        if self.next_round > 0 or any(info.round > 0 for info in view.peers):
-            return True  # the run has begun; only its start waits for everybody
-        few = [s for s in range(self._spec.num_stages) if len(view.replicas(s)) < rounds.start_replicas]
-        self.waiting_for = tuple(few)
-        return not few
+        return self._has_begun or self._is_everybody_there(view, now)
+
+    def _is_everybody_there(self, view: SwarmView, now: float) -> bool:
+        """Before our first round. A run's start waits for its quorum, a joiner only for its view to fill."""
+        if self._born_s is None:
+            self._born_s = now
+        quorum = self._spec.rounds.start_replicas
+        few = [stage for stage in range(self._spec.num_stages) if len(view.replicas(stage)) < quorum]
+        is_running = any(info.round > 0 for info in view.peers)
+        self._has_begun = not few or (is_running and now >= self._born_s + VIEW_FILLS_S)
+        self.waiting_for = () if self._has_begun else tuple(few)
+        return self._has_begun
+
+    def _greet_newcomers(self, everybody: SwarmView) -> list[Action]:
+        """Relays that came into view since the round was announced wait for our word on it as well."""
+        if everybody is self._greeted or not self._has_begun or not self.active:
+            return []
+        self._greeted = everybody
+        newcomers = [peer for peer in self._relays(everybody) if peer not in self._told]
+        self._told.update(newcomers)
+        plan = RoundPlan(round=self.next_round - 1, keys=())
+        return [Send(to=peer, message=plan) for peer in newcomers]
 
     def go_away(self, everybody: SwarmView) -> list[Action]:
         """Pause or leave: begin no round, and let nobody wait for one."""
@@ -134,6 +158,7 @@ class Originator:
             self._queue.append(microbatch.key.counter)
         live = [microbatch for microbatch in self._open.values() if microbatch.train]
         self._ledger.announce(self._me, round_, tuple(microbatch.key for microbatch in live))
+        self._greeted, self._told = everybody, set(self._relays(everybody))
         return self._announce(round_, live, everybody)
 
     def _plan_round(self, view: SwarmView) -> list[Microbatch] | None:

@@ -85,7 +85,7 @@ def _begin_leaving(core: PeerCore, stage: int, now: float) -> list[Action]:
 
 def is_left_behind(core: PeerCore, round_: int) -> bool:
     """Too many steps missed to average (asleep, paused, cut off), and a sibling that has them."""
-    limit = core.spec.outer.inner_steps * core.spec.outer.spread_max
+    limit = core.spec.outer.inner_steps * (1 + core.spec.outer.spread_max)
     return round_ - core.ledger.round > limit and _is_ahead(core, core.visible, core.ledger.round)
 
 

@@ -33,6 +33,12 @@ settings.register_profile("ci", settings.get_profile("local"), derandomize=True,
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-scenarios", action="store_true", help="write tests/scenarios/*.txt anew; say why in the commit"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what lies in tests/live, and run it last: a broken function should fail before a swarm is started."""
     for item in items:

@@ -1,6 +1,7 @@
 """`python -m benchmarks.baselines NAME --model micro --seconds 20`: measure one contender, alone in its process tree.
 
-Prints one JSON object, and the rate on standard error. `--seconds` are CPU seconds of the whole tree; whole rounds are measured.
+Prints one JSON object, and the rate on standard error. `--seconds` are CPU seconds of the whole tree; whole rounds
+are measured.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from benchmarks.cpu import tree_cpu_s
 from benchmarks.workload import benchmark_spec, tokens_per_round
 
-NAMES = ("swarm", "plain", "pipelining", "moe")
+NAMES = ("swarm", "plain", "pipelining", "moe", "moe_half")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""A client-driven chain of `hivemind.moe` experts: every middle stage is an expert on its own server, the client embeds,
-calls the experts one after the other, computes the loss and calls them back in reverse.
+"""A client-driven chain of `hivemind.moe` experts: every middle stage is an expert on its own server, the client
+embeds, calls the experts one after the other, computes the loss and calls them back in reverse.
 
-Made as strong as the library allows: float16 on the wire (its nearest to bf16), one connection handler a server, and
-experts that step once a round instead of at every backward. A server recomputes the forward in its backward, and
+The library as it comes (fp32 on the wire), but for experts that step once a round like everybody here, instead of at
+every backward; `moe_half` puts float16 on the wire as well. A server recomputes the forward in its backward, and
 activations pass the client twice a stage: that is the design, and what the comparison is about.
 """
 
@@ -25,7 +25,7 @@ from hivemind.utils.tensor_descr import BatchTensorDescriptor
 from torch import nn
 
 from benchmarks.cpu import kill_tree
-from benchmarks.workload import Batch, RoundOptimizer, training_rounds
+from benchmarks.workload import Batch, RoundOptimizer, first_stage, training_rounds
 from peer.model.stage import FirstStage, build_stage
 from protocols.run_spec import RunSpec
 
@@ -38,7 +38,7 @@ LOOPBACK: dict[str, Any] = {
 START_S = 120.0
 
 
-def train(spec: RunSpec) -> Iterator[float]:
+def train(spec: RunSpec, compression: int = CompressionType.NONE) -> Iterator[float]:
     """Mean loss of each round, for ever; the servers end when the generator is closed."""
     with ExitStack() as cleanup:
         # its forked helpers outlive a hasty end of their parents
@@ -48,9 +48,9 @@ def train(spec: RunSpec) -> Iterator[float]:
         addresses = [str(address) for address in dht.get_visible_maddrs()]
         uids = [f"stage.{stage}" for stage in range(1, spec.num_stages)]
         for uid in uids:
-            cleanup.enter_context(closing(_ServerProcess(spec, uid, addresses)))
+            cleanup.enter_context(closing(_ServerProcess(spec, uid, addresses, compression)))
         experts = nn.Sequential(*create_remote_experts(get_experts(dht, uids), dht))
-        yield from _rounds(spec, build_stage(spec, 0), experts)
+        yield from _rounds(spec, first_stage(spec), experts)
 
 
 def _rounds(spec: RunSpec, first: FirstStage, experts: nn.Module) -> Iterator[float]:
@@ -71,10 +71,12 @@ def _microbatch(first: FirstStage, experts: nn.Module, batch: Batch) -> float:
 class _ServerProcess:
     """A server in its own process: it forks helpers, so it may not be a daemon and must be asked to end."""
 
-    def __init__(self, spec: RunSpec, uid: str, addresses: list[str]) -> None:
+    def __init__(self, spec: RunSpec, uid: str, addresses: list[str], compression: int) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(spec.to_json(), uid, addresses, theirs))
+        self._process = context.Process(
+            target=_serve, args=(spec.to_json(), uid, addresses, compression, theirs)
+        )
         self._process.start()
         theirs.close()
         if not self._pipe.poll(START_S) or self._pipe.recv() != "ready":
@@ -85,14 +87,12 @@ class _ServerProcess:
         self._process.join(timeout=10)
 
 
-def _serve(spec_json: str, uid: str, addresses: list[str], pipe: Connection) -> None:
+def _serve(spec_json: str, uid: str, addresses: list[str], compression: int, pipe: Connection) -> None:
     """Serve one expert until the client's end of the pipe closes."""
     torch.set_num_threads(1)
     spec = RunSpec.from_json(spec_json)
     _, length, width = spec.boundary_shape
-    boundary = BatchTensorDescriptor(
-        length, width, dtype=torch.float32, compression=CompressionType.FLOAT16
-    )
+    boundary = BatchTensorDescriptor(length, width, dtype=torch.float32, compression=compression)
     module = build_stage(spec, int(uid.split(".")[1]))
     backend = ModuleBackend(
         uid, module, optimizer=_OnceARound(spec, module), args_schema=(boundary,), outputs_schema=boundary,

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from benchmarks.workload import Batch, RoundOptimizer, training_rounds
+from benchmarks.workload import Batch, RoundOptimizer, first_stage, training_rounds
 from peer.model.stage import FirstStage, build_stage
 from protocols.run_spec import RunSpec
 
@@ -31,7 +31,9 @@ def train(spec: RunSpec) -> Iterator[float]:
     results, sender = context.Pipe(duplex=False)
     with TemporaryDirectory() as folder:
         ranks = [
-            context.Process(target=_rank, args=(spec.to_json(), rank, Path(folder) / "store", sender), daemon=True)
+            context.Process(
+                target=_rank, args=(spec.to_json(), rank, Path(folder) / "store", sender), daemon=True
+            )
             for rank in range(spec.num_stages)
         ]
         for process in ranks:
@@ -55,8 +57,8 @@ def _rank(spec_json: str, rank: int, store: Path, results: Connection) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=spec.num_stages, timeout=TIMEOUT
     )
-    body = _Embedding(build_stage(spec, 0)) if rank == 0 else build_stage(spec, rank)
-    ends = build_stage(spec, 0) if rank == last else None  # for its norm and head
+    body = _Embedding(first_stage(spec)) if rank == 0 else build_stage(spec, rank)
+    ends = first_stage(spec) if rank == last else None  # for its norm and head
     schedule = Schedule1F1B(
         _pipeline_stage(spec, body, rank), spec.rounds.microbatches, loss_fn=_loss(ends), scale_grads=False
     )

@@ -17,10 +17,10 @@ ROUND_LIMIT_S = 300.0
 LOOK_EVERY_S = 0.25  # answering costs the originator 3 ms: looking on must not become the load
 
 
-def train(spec: RunSpec) -> Iterator[float]:
+def train(spec: RunSpec, device: str = "cpu") -> Iterator[float]:
     """Mean loss of each round, for ever; the swarm leaves when the generator is closed."""
     layout = dict.fromkeys(range(spec.num_stages), 1)
-    with TemporaryDirectory() as folder, LocalSwarm(spec, layout, Path(folder)) as swarm:
+    with TemporaryDirectory() as folder, LocalSwarm(spec, layout, Path(folder), {"device": device}) as swarm:
         originator = swarm.peers[0].client
         assert originator is not None, "it serves, so it was asked"
         for round_ in count(1):

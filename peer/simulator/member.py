@@ -74,6 +74,11 @@ class Member:
             Leave: self._leave,
         }
 
+    @property
+    def num_held(self) -> int:
+        """Microbatches that the own originator knows to be unfinished."""
+        return self.core.originator.num_in_flight if self.core.originator is not None else 0
+
     def start(self) -> None:
         self.post(Started(view=self._simulation.table.view()))
         liveness = self._simulation.spec.liveness

@@ -27,6 +27,7 @@ class Report:
     finished: int
     lost: int
     leaked: int
+    held: int  # still open at a living originator: no path was feasible when the time was over
     orphaned: int  # their originator died with them
     skipped: int  # finished without a stage that nobody served
     events: int
@@ -43,7 +44,7 @@ class Report:
     def summary(self) -> str:
         notable = ", ".join(f"{name} {count}" for name, count in sorted(self.counters.items()))
         return (
-            f"finished {self.finished} lost {self.lost} leaked {self.leaked} skipped {self.skipped} "
+            f"finished {self.finished} lost {self.lost} leaked {self.leaked} held {self.held} skipped {self.skipped} "
             f"rounds {self.rounds} events {self.events} simulated {self.seconds:.1f} s digest {self.digest}\n{notable}"
         )
 
@@ -83,8 +84,8 @@ class Books:
             self.finished += 1
             self.skipped += len(action.skipped) > num_stages_skippable
 
-    def num_open(self, originator: PeerId) -> int:
-        return sum(owner == originator for owner, _ in self._open)
+    def open_of(self, originator: PeerId) -> set[int]:
+        return {counter for owner, counter in self._open if owner == originator}
 
 
 class Chronicle:

@@ -6,6 +6,7 @@ finished exactly once with a loss, no relay holds anything, no stash is left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from peer.simulator.clock import Clock
@@ -30,7 +31,7 @@ from protocols.swarm import PeerId
 
 STAGES_MAX = 26  # peers are named by the letter of their stage
 SETTLE_S = 1.0
-SECONDS_MAX = 100_000.0
+SECONDS_MAX = 1_800.0
 Pack = Callable[[Message, PeerId, PeerId], Message]
 
 
@@ -118,7 +119,7 @@ class Simulation:
 
     def run(self, *, until_microbatches: int | None = None, until_s: float = SECONDS_MAX) -> Report:
         """Go on until so many are trained (or until then), let the originators finish, look for leaks."""
-        wanted = SECONDS_MAX if until_microbatches is None else until_microbatches
+        wanted = math.inf if until_microbatches is None else until_microbatches
         self._go(lambda: self.books.finished >= wanted, until_s)
         self._is_closing = True
         for member in self._living():
@@ -137,24 +138,33 @@ class Simulation:
         return not any(self._num_held(member) for member in self._living())
 
     def _num_held(self, member: Member) -> int:
-        core = member.core
-        open_here = self.books.num_open(member.peer)
-        return core.relay.num_stashes + core.relay.num_waiting + open_here + len(member.compute.stashes)
+        relay = member.core.relay
+        open_here = self.books.open_of(member.peer)
+        return relay.num_stashes + relay.num_waiting + len(open_here) + len(member.compute.stashes)
 
     def _living(self) -> Sequence[Member]:
         return [member for member in self.members.values() if member.is_alive and not member.is_stopped]
 
+    def _num_stray(self, member: Member) -> int:
+        """Stashes of nothing that is still open here."""
+        open_here = self.books.open_of(member.peer)
+        mine = [key for key in member.compute.stashes if key.originator == member.peer]
+        return len(member.compute.stashes) - sum(key.counter in open_here for key in mine)
+
     def _report(self) -> Report:
         living = self._living()
-        forgotten = sum(self.books.num_open(member.peer) for member in living)
         relays = [member.core.relay for member in living]
+        open_now = sum(len(self.books.open_of(member.peer)) for member in self.members.values())
+        open_here = sum(len(self.books.open_of(member.peer)) for member in living)
+        held = sum(member.num_held for member in living)
         return Report(
             seed=self.seed,
             finished=self.books.finished,
-            lost=self.books.given_up + forgotten,
+            lost=self.books.given_up + open_here - held,
             leaked=sum(relay.num_stashes + relay.num_waiting for relay in relays)
-            + sum(len(member.compute.stashes) for member in living),
-            orphaned=sum(self.books.num_open(member.peer) for member in self.members.values()) - forgotten,
+            + sum(self._num_stray(member) for member in living),
+            held=held,
+            orphaned=open_now - open_here,
             skipped=self.books.skipped,
             events=self.chronicle.events,
             seconds=self.clock.now,

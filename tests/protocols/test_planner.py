@@ -1,0 +1,106 @@
+"""Paths: legal, balanced, the same for everybody."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peer.simulator.swarm import tiny_spec
+from protocols.messages import Hop
+from protocols.planner import NoFeasiblePath, Planner
+from protocols.stage_order import is_legal
+from tests.protocols.builders import EVERYBODY, SPEC, info, view_of
+
+
+def stages(path) -> tuple[int, ...]:
+    return tuple(hop.stage for hop in path)
+
+
+def test_a_round_is_spread_over_equal_replicas():
+    """Two microbatches, two replicas a stage: each replica gets one."""
+    planner = Planner(spec=SPEC, me="a1")
+    used = Counter(hop.peer for counter in range(2) for hop in planner.plan(EVERYBODY, counter)[1:])
+    assert used == dict.fromkeys(("b1", "b2", "c1", "c2", "d1", "d2"), 1)
+
+
+def test_a_slow_replica_gets_less():
+    """b1 takes ten times longer: of six microbatches it gets none or one."""
+    view = view_of("a1", info("b1", forward_s=0.5), info("b2", forward_s=0.05), "c1", "d1")
+    planner = Planner(spec=SPEC, me="a1")
+    used = Counter(hop.peer for counter in range(6) for hop in planner.plan(view, counter)[1:])
+    assert used["b1"] <= 1
+    assert used["b2"] >= 5
+
+
+def test_load_is_counted_by_round():
+    planner = Planner(spec=SPEC, me="a1")
+    first = planner.plan(EVERYBODY, 0)
+    planner.start_round()
+    assert planner.plan(EVERYBODY, 0) == first
+
+
+def test_a_near_replica_is_preferred():
+    planner = Planner(spec=SPEC, me="a1")
+    for peer in ("b1", "d1"):
+        planner.costs.measured_round_trip(peer, 0.5)
+    for counter in range(2):
+        planner.start_round()
+        path = planner.plan(EVERYBODY, counter)
+        assert Hop(1, "b2") in path
+        assert Hop(3, "d2") in path
+
+
+def test_one_missing_stage_is_skipped_and_two_are_not():
+    """Crucible's rule: at most one stage, or a quarter of the path."""
+    planner = Planner(spec=SPEC, me="a1")
+    assert stages(planner.plan(view_of("a1", "b1", "d1"), 0)) == (0, 1, 3)
+    assert planner.plan(view_of("a1", "b1"), 0) == NoFeasiblePath(empty_stages=(2, 3))
+
+
+def test_a_run_may_forbid_skipping():
+    strict = Planner(spec=tiny_spec(4, paths={"missing_stages_max": 0}), me="a1")
+    assert strict.plan(view_of("a1", "b1", "d1"), 0) == NoFeasiblePath(empty_stages=(2,))
+
+
+def test_skips_by_plan_visit_all_stages_equally():
+    """SkipPipe: each microbatch runs 4 of 6 stages; over many, every middle stage has run alike."""
+    spec = tiny_spec(6, paths={"path_stages": 4})
+    view = view_of("a1", "b1", "c1", "d1", "e1", "f1")
+    planner = Planner(spec=spec, me="a1")
+    visits = Counter(stage for counter in range(100) for stage in stages(planner.plan(view, counter)))
+    assert max(visits[stage] for stage in range(1, 6)) - min(visits[stage] for stage in range(1, 6)) <= 5
+
+
+PEERS = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 3), st.sampled_from((0.0, 0.01, 0.2))),
+    min_size=4,
+    max_size=16,
+)
+
+
+@given(PEERS, st.integers(0, 2), st.integers(3, 6), st.randoms(use_true_random=False))
+def test_every_path_is_legal_and_the_same_for_all(peers, swaps_max, path_stages, random):
+    """The path obeys the rules, runs on serving replicas, and does not depend on the order of the view."""
+    rules = {"path_stages": path_stages, "swaps_max": swaps_max}
+    spec = tiny_spec(6, paths=rules)
+    infos = {
+        f"{chr(97 + stage)}{number}": info(f"{chr(97 + stage)}{number}", forward_s=forward_s)
+        for stage, number, forward_s in peers
+    }
+    members = [info("a1"), *infos.values()]
+    view = view_of(*members)
+    random.shuffle(members)
+    one, other = Planner(spec=spec, me="a1"), Planner(spec=spec, me="a1")
+    for counter in range(4):
+        path = one.plan(view, counter)
+        assert path == other.plan(view_of(*members), counter)
+        missing = view.empty_stages(6)
+        if isinstance(path, NoFeasiblePath):
+            assert path.empty_stages == missing
+            continue
+        length = min(path_stages, 6 - len(missing))
+        width = max(spec.paths.skip_width_max, len(missing) + 1)
+        assert is_legal(stages(path), 6, length, swaps_max=swaps_max, skip_width_max=width)
+        assert all(hop.peer in view and ord(hop.peer[0]) - 97 == hop.stage for hop in path)
