@@ -41,6 +41,7 @@ WORKDIR /data
 VOLUME /data /cache
 EXPOSE 31337/tcp
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=20s --timeout=30s --start-period=120s --retries=3 CMD ["gossamer", "healthcheck"]
+# Healthy is who serves; a joiner may first copy weights over a slow line, or tokenize a long text.
+HEALTHCHECK --interval=20s --timeout=30s --start-period=600s --retries=3 CMD ["gossamer", "healthcheck"]
 ENTRYPOINT ["gossamer"]
 CMD ["join"]

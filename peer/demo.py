@@ -23,7 +23,7 @@ from peer.schedule import Incident, Schedule, SwarmEvent, Verb
 from protocols.errors import ConfigError
 from protocols.run_spec import RunSpec, preset
 
-TOTAL_ROUNDS = 300  # 1.2 M tokens; a single process passes the bigram after some 0.75 M
+TOTAL_ROUNDS = 400  # of 2,048 tokens
 LAYOUT = dict.fromkeys(range(5), 2)
 INNER_STAGE = 3
 RATIO_MAX = 1.03  # bar F2
@@ -32,7 +32,7 @@ PROMPT = "My fellow citizens"
 SAMPLE_TOKENS = 120
 WITH_KILLS, UNDISTURBED = "with kills", "undisturbed"
 # Loopback peers answer at once: a loss may be noticed sooner than over the internet.
-LIVENESS = dict(heartbeat_s=2.0, record_ttl_s=9.0, view_poll_s=1.0)
+LIVENESS = dict(heartbeat_s=2.0, record_ttl_s=12.0, view_poll_s=1.0)
 WARMUP_ROUNDS = 40  # with 20, gradients explode for some rounds at the top of the rate
 
 
@@ -55,7 +55,14 @@ class RunOutcome:
 def make_spec(total_rounds: int) -> RunSpec:
     if total_rounds < 20:
         raise ConfigError(f"{total_rounds} rounds leave no room for the events: take at least 20")
-    rounds = dict(total_rounds=total_rounds, eval_every=max(total_rounds // 26, 1), eval_microbatches=8)
+    # small microbatches: a model of this size gains more from many steps than from exact ones
+    rounds = dict(
+        total_rounds=total_rounds,
+        rows=4,
+        start_replicas=min(LAYOUT.values()),
+        eval_every=max(total_rounds // 20, 1),
+        eval_microbatches=16,
+    )
     return preset(
         "nano", "demo", rounds=rounds, liveness=LIVENESS, optimizer=dict(warmup_rounds=WARMUP_ROUNDS)
     )

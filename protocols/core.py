@@ -165,10 +165,11 @@ class PeerCore:
         """Whatever the event has made possible: a step, a new round, a departure, a fresh record."""
         actions: list[Action] = []
         if self.originator is not None:
+            actions += self._keep_up(now)
             actions += self.originator.advance(self.visible, self.view, now)
         if self.recovery.state is RecoveryState.SERVING:
             actions += self._move_round(now)
-        elif self.recovery.state is RecoveryState.LEAVING and self._holds_nothing():
+        if self.recovery.state is RecoveryState.LEAVING and self._holds_nothing():
             actions += leave_stage(self, now)
         if self.leaving and self._holds_nothing():
             self.timers.clear("leave")
@@ -197,6 +198,16 @@ class PeerCore:
     def _jump(self, keepers: tuple[PeerId, ...], now: float) -> list[Action]:
         """Nothing was done here in this round: on to the next, or straight to where the originators are."""
         target = max(self.ledger.lowest_announced(keepers), self.ledger.round + 1)
+        return self._move_to(target, now)
+
+    def _keep_up(self, now: float) -> list[Action]:
+        """An originator between two rounds that hears of a later one joins the others there."""
+        newest = self.ledger.newest_announced()
+        if newest <= self.ledger.round or self.recovery.state is not RecoveryState.SERVING or self.stepping:
+            return []
+        return self._move_to(newest, now) if self.originator is not None and self.originator.is_idle else []
+
+    def _move_to(self, target: int, now: float) -> list[Action]:
         target = min(target, self.spec.rounds.total_rounds)
         if is_left_behind(self, target):
             return start_over(self, now)

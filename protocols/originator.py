@@ -112,6 +112,7 @@ class Originator:
 
     def _may_begin(self, view: SwarmView, now: float) -> bool:
         rounds = self._spec.rounds
+        self.next_round = max(self.next_round, self._ledger.round)  # the core may have moved on to the others
         if not self.active or self._queue or self.next_round > rounds.total_rounds:
             return False
         if self.next_round > self._ledger.round + rounds.staleness_max:
@@ -131,7 +132,7 @@ class Originator:
 
     def _greet_newcomers(self, everybody: SwarmView) -> list[Action]:
         """Relays that came into view since the round was announced wait for our word on it as well."""
-        if everybody is self._greeted or not self._has_begun or not self.active:
+        if self._greeted is None or everybody is self._greeted or not self.active:
             return []
         self._greeted = everybody
         newcomers = [peer for peer in self._relays(everybody) if peer not in self._told]
@@ -142,9 +143,8 @@ class Originator:
     def go_away(self, everybody: SwarmView) -> list[Action]:
         """Pause or leave: begin no round, and let nobody wait for one."""
         self.active = False
-        return [
-            Send(to=peer, message=RoundPlan(round=AWAY_ROUND, keys=())) for peer in self._relays(everybody)
-        ]
+        away = RoundPlan(round=AWAY_ROUND, keys=())
+        return [Send(to=peer, message=away) for peer in self._relays(everybody)]
 
     def _begin_round(self, view: SwarmView, everybody: SwarmView) -> list[Action]:
         """Plan all microbatches of the round and tell every replica what to expect, also those that are avoided."""
@@ -196,9 +196,11 @@ class Originator:
             for hop in microbatch.path[1:]:
                 if hop.peer in keys_of:
                     keys_of[hop.peer].append(microbatch.key)
-        return [
-            Send(to=peer, message=RoundPlan(round=round_, keys=tuple(keys))) for peer, keys in keys_of.items()
-        ]
+        for info in everybody.originators():
+            if info.peer != self._me:
+                keys_of[info.peer] = []  # so that one who has fallen behind sees it
+        plans = ((peer, RoundPlan(round=round_, keys=tuple(keys))) for peer, keys in keys_of.items())
+        return [Send(to=peer, message=plan) for peer, plan in plans]
 
     def _relays(self, everybody: SwarmView) -> list[PeerId]:
         return [info.peer for stage in range(1, self._spec.num_stages) for info in everybody.replicas(stage)]
@@ -309,8 +311,10 @@ class Originator:
         """A microbatch that has `peer` on its path cannot come back. `view` is already without it."""
         actions: list[Action] = []
         for microbatch in list(self._open.values()):
-            on_path = any(hop.peer == peer for hop in microbatch.path[1:])
-            if on_path and microbatch.state is not MicrobatchState.CLOSING:
+            needed = microbatch.state is not MicrobatchState.CLOSING
+            if microbatch.state is MicrobatchState.LOSS and not microbatch.train:
+                needed = False  # validation has come back already
+            if needed and any(hop.peer == peer for hop in microbatch.path[1:]):
                 actions += self._next_attempt(microbatch, f"{peer[-6:]} lost", view, now)
         return actions
 
@@ -318,11 +322,10 @@ class Originator:
         microbatch = self._current(key)
         if microbatch is None:
             return []
-        if microbatch.packet is None or microbatch.state is MicrobatchState.CLOSING:
-            return [
-                Count(name="microbatch-given-up", detail=str(key), notable=True),
-                *self._close(microbatch, None),
-            ]
+        hopeless = microbatch.packet is None or microbatch.tries >= self._spec.rounds.attempts_max
+        if hopeless or microbatch.state is MicrobatchState.CLOSING:
+            given_up = Count(name="microbatch-given-up", detail=str(key), notable=True)
+            return [given_up, *self._close(microbatch, None)]
         return self._next_attempt(microbatch, "own compute failed", view, now)
 
     def on_deadline(self, view: SwarmView, now: float) -> list[Action]:

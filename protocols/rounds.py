@@ -109,6 +109,10 @@ class RoundLedger:
         """The round that every originator in step has reached."""
         return min(self._in_step(originators), default=self.round)
 
+    def newest_announced(self) -> int:
+        """How far the originator in front is, as far as we have heard."""
+        return max(self._announced.values(), default=_UNHEARD)
+
     def outstanding(self) -> int:
         return len(self._expected)
 

@@ -126,8 +126,7 @@ class StageRuntime:
         if not math.isfinite(value):
             raise FloatingPointError(f"{key} loss is {value}")
         if not train:
-            self.drop(key)
-            return value, None
+            return value, None  # the targets stay for another attempt, until `drop`
         rows = len(x_BLD)
         (loss * rows).backward()
         self._optimizer.rows[True] += rows

@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TypeAlias
 
 from peer.simulator.clock import Clock
@@ -35,8 +34,14 @@ from protocols.messages import TensorPacket, WorkKey
 from protocols.run_spec import Codec, RunSpec
 
 Job: TypeAlias = (
-    "RunForward | RunLoss | RunBackward | RunInnerStep"
-    " | PrepareOuter | RunOuterStep | TakeSnapshot | RunRecovery"
+    RunForward
+    | RunLoss
+    | RunBackward
+    | RunInnerStep
+    | PrepareOuter
+    | RunOuterStep
+    | TakeSnapshot
+    | RunRecovery
 )
 
 FORWARD_S = 0.02
@@ -56,7 +61,6 @@ SNAPSHOT_CHUNKS = 3
 PARAMETERS = 64  # in a half of an averaging
 
 
-@lru_cache(maxsize=16)
 def boundary_packet(spec: RunSpec) -> TensorPacket:
     shape = spec.boundary_shape
     return TensorPacket(
