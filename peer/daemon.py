@@ -168,7 +168,9 @@ class PeerDaemon:
         return self._data
 
     def on_round(self, round_: int) -> None:
-        if checkpoint_due(round_, self.config.checkpoint_every) and (self._saving is None or self._saving.done()):
+        if checkpoint_due(round_, self.config.checkpoint_every) and (
+            self._saving is None or self._saving.done()
+        ):
             self._saving = asyncio.create_task(self._save(None))
             self._saving.add_done_callback(_log_failed_save)
 
@@ -286,7 +288,9 @@ async def _start(daemon: PeerDaemon, stack: AsyncExitStack) -> None:
 
 
 async def _make_driver(daemon: PeerDaemon, stack: AsyncExitStack) -> Driver:
-    inbox: list[Any] = []  # of what arrives between the transport's start and the driver's: nothing may be lost
+    inbox: list[
+        Any
+    ] = []  # of what arrives between the transport's start and the driver's: nothing may be lost
     deliver: list[Callable[[Any], None]] = [inbox.append]
     transport = await Transport.start(
         daemon.node.p2p,
@@ -298,7 +302,9 @@ async def _make_driver(daemon: PeerDaemon, stack: AsyncExitStack) -> Driver:
     stack.push_async_callback(transport.close)
     worker = ComputeWorker(emit=lambda event: driver.post_threadsafe(event))
     stack.callback(worker.close, 2.0)
-    recorder = FlightRecorder(daemon.config.data_dir / "flight.jsonl") if daemon.config.flight_recorder else None
+    recorder = (
+        FlightRecorder(daemon.config.data_dir / "flight.jsonl") if daemon.config.flight_recorder else None
+    )
     driver = Driver(
         core=daemon.core,
         transport=transport,

@@ -52,6 +52,7 @@ from protocols.stage_changes import (
     is_left_behind,
     keep_step,
     leave_stage,
+    look_for_stage,
     on_claims,
     on_recovery_done,
     on_started,
@@ -79,6 +80,7 @@ class PeerCore:
         self.recovery = Recovery(me, spec)
         self.adoption = Adoption(me, spec)
         self.stepping = False
+        self.looks_left = 0  # at the table, before a joiner chooses its stage
         self.paused = False
         self.leaving = False
         self.forward_s = 0.0
@@ -246,10 +248,13 @@ class PeerCore:
         actions: list[Action] = []
         for peer in gone:
             actions += self._forget(peer, now)
+        if self.looks_left > 0 and not self.leaving:
+            return actions + look_for_stage(self, now)
         if self.recovery.state is not RecoveryState.SERVING or self.leaving:
             return actions
+        actions += self.adoption.on_view(view, now)
         if self.stage != 0:
-            return actions + self.adoption.on_view(view, now)
+            return actions
         return actions + ([] if self.paused else keep_step(self, now))
 
     def suspect(self, peer: PeerId, now: float) -> list[Action]:

@@ -71,7 +71,9 @@ def _on_undeliverable(core: PeerCore, sender: PeerId, message: Undeliverable, no
     return actions if missed == sender else [*actions, CallPeer(peer=missed)]
 
 
-def _on_outer(core: PeerCore, sender: PeerId, message: OuterOffer | OuterExchange | OuterAccept) -> list[Action]:
+def _on_outer(
+    core: PeerCore, sender: PeerId, message: OuterOffer | OuterExchange | OuterAccept
+) -> list[Action]:
     if core.outer is None:
         return []
     match message:
@@ -88,6 +90,8 @@ def on_send_failed(core: PeerCore, peer: PeerId, message: Message | None, now: f
     actions = core.suspect(peer, now)
     if isinstance(message, BoundaryActivation | BoundaryGradient) and message.key.originator != core.me:
         return [*actions, *core.relay.on_undelivered(message.key, peer)]
+    if isinstance(message, RoundPlan) and core.originator is not None:
+        core.originator.on_plan_lost(peer)
     if isinstance(message, Undeliverable):
         return [*actions, Count(name="originator-unreachable", detail=str(message.key))]
     return actions

@@ -37,10 +37,9 @@ from protocols.messages import (
 from protocols.microbatch import (
     IN_FLIGHT,
     UNSENT,
-    VALIDATION_BASE,
-    VALIDATION_BATCHES,
     Microbatch,
     MicrobatchState,
+    validation_counters,
 )
 from protocols.planner import NoFeasiblePath, Planner
 from protocols.rounds import AWAY_ROUND, RoundLedger
@@ -103,7 +102,7 @@ class Originator:
 
     def advance(self, view: SwarmView, everybody: SwarmView, now: float) -> list[Action]:
         """Begin the next round when its time has come, then fill the window. `view` is `everybody` less suspects."""
-        actions = self._greet_newcomers(everybody)
+        actions = self._greet(view)
         if self._may_begin(view, now):
             actions += self._begin_round(view, everybody)
         while self._queue and self.num_in_flight < self._spec.rounds.window:
@@ -130,15 +129,20 @@ class Originator:
         self.waiting_for = () if self._has_begun else tuple(few)
         return self._has_begun
 
-    def _greet_newcomers(self, everybody: SwarmView) -> list[Action]:
+    def _greet(self, view: SwarmView) -> list[Action]:
         """Relays that came into view since the round was announced wait for our word on it as well."""
-        if self._greeted is None or everybody is self._greeted or not self.active:
+        if self._greeted is None or view is self._greeted or not self.active:
             return []
-        self._greeted = everybody
-        newcomers = [peer for peer in self._relays(everybody) if peer not in self._told]
-        self._told.update(newcomers)
-        plan = RoundPlan(round=self.next_round - 1, keys=())
-        return [Send(to=peer, message=plan) for peer in newcomers]
+        self._greeted = view
+        untold = [peer for peer in self._relays(view) if peer not in self._told]
+        self._told.update(untold)
+        return self._announce(self.next_round - 1, untold)
+
+    def on_plan_lost(self, peer: PeerId) -> None:
+        """`peer` did not hear of the round: tell it again once we see it again."""
+        if peer in self._told:
+            self._told.discard(peer)
+            self._greeted = SwarmView()
 
     def go_away(self, everybody: SwarmView) -> list[Action]:
         """Pause or leave: begin no round, and let nobody wait for one."""
@@ -156,14 +160,18 @@ class Originator:
         for microbatch in planned:
             self._open[microbatch.key.counter] = microbatch
             self._queue.append(microbatch.key.counter)
-        live = [microbatch for microbatch in self._open.values() if microbatch.train]
-        self._ledger.announce(self._me, round_, tuple(microbatch.key for microbatch in live))
-        self._greeted, self._told = everybody, set(self._relays(everybody))
-        return self._announce(round_, live, everybody)
+        live = tuple(microbatch.key for microbatch in self._open.values() if microbatch.train)
+        self._ledger.announce(self._me, round_, live)
+        relays = self._relays(everybody)
+        self._greeted, self._told = view, set(relays)
+        others = [info.peer for info in everybody.originators() if info.peer != self._me]
+        return self._announce(round_, [*relays, *others])  # an originator that has fallen behind sees it
 
     def _plan_round(self, view: SwarmView) -> list[Microbatch] | None:
         rounds = self._spec.rounds
-        evals = self._validation_counters(view)
+        evals = validation_counters(
+            rounds, self.next_round, [info.peer for info in view.originators()], self._me
+        )
         trains = range(self.next_counter, self.next_counter + rounds.microbatches)
         if self.next_round >= rounds.total_rounds:
             trains = range(0)  # all trained: only the last validation is left
@@ -179,26 +187,13 @@ class Originator:
         self.next_counter += len(trains)
         return planned
 
-    def _validation_counters(self, view: SwarmView) -> list[int]:
-        """Own share of this round's validation batches."""
-        rounds = self._spec.rounds
-        last = self.next_round == rounds.total_rounds
-        if rounds.eval_every == 0 or (self.next_round % rounds.eval_every and not last):
-            return []
-        ids = [info.peer for info in view.originators()]
-        first = ids.index(self._me) if self._me in ids else 0
-        base = VALIDATION_BASE + self.next_round * VALIDATION_BATCHES
-        return [base + batch for batch in range(first, rounds.eval_microbatches, max(1, len(ids)))]
-
-    def _announce(self, round_: int, live: list[Microbatch], everybody: SwarmView) -> list[Action]:
-        keys_of: dict[PeerId, list[WorkKey]] = {peer: [] for peer in self._relays(everybody)}
-        for microbatch in live:
-            for hop in microbatch.path[1:]:
+    def _announce(self, round_: int, audience: list[PeerId]) -> list[Action]:
+        """To each: all live attempts that come to it."""
+        keys_of: dict[PeerId, list[WorkKey]] = {peer: [] for peer in audience}
+        for microbatch in self._open.values():
+            for hop in microbatch.path[1:] if microbatch.train else ():
                 if hop.peer in keys_of:
                     keys_of[hop.peer].append(microbatch.key)
-        for info in everybody.originators():
-            if info.peer != self._me:
-                keys_of[info.peer] = []  # so that one who has fallen behind sees it
         plans = ((peer, RoundPlan(round=round_, keys=tuple(keys))) for peer, keys in keys_of.items())
         return [Send(to=peer, message=plan) for peer, plan in plans]
 

@@ -147,7 +147,12 @@ class OuterSync:
     def on_exchange(self, sender: PeerId, message: OuterExchange) -> list[Action]:
         """His half. It may come before his offer was seen to match (other lane), but never from a stranger."""
         if not self._is_current(sender, message.stage, message.outer_step) or self._half is None:
-            return [Send(to=sender, message=OuterAccept(stage=message.stage, outer_step=message.outer_step, ok=False))]
+            return [
+                Send(
+                    to=sender,
+                    message=OuterAccept(stage=message.stage, outer_step=message.outer_step, ok=False),
+                )
+            ]
         if message.packet.shape != self._half.shape or message.packet.codec != self._half.codec:
             refuse = OuterAccept(stage=self._stage, outer_step=self.outer_step, ok=False)
             alone = self._apply(None, f"{sender[-6:]} sent a half of another shape")
@@ -207,4 +212,6 @@ class OuterSync:
     def check_invariants(self) -> None:
         talking = self.state in (OuterState.OFFERED, OuterState.EXCHANGING)
         assert talking == ("partner" in self._timers), "a conversation without a deadline, or the reverse"
-        assert not talking or (self._partner is not None and self._half is not None), "a conversation with nobody"
+        assert not talking or (self._partner is not None and self._half is not None), (
+            "a conversation with nobody"
+        )

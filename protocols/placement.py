@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from protocols.swarm import PeerId, PeerInfo, PeerState, SwarmView
 
 _COUNTED = (PeerState.SERVING, PeerState.CATCHING_UP)
 
 
-def choose_stage(view: SwarmView, num_stages: int) -> int:
-    """The stage with the fewest replicas, those still catching up included; the lowest number among equals."""
+def choose_stage(view: SwarmView, num_stages: int, me: PeerId) -> int:
+    """The stage for a joiner: the one with the fewest replicas, those still catching up included.
+
+    Joiners that have no stage yet choose in the order of their ids, each as if those before it had arrived: so a
+    crowd that sees the same view spreads. Among equal stages the lowest middle one, then the first.
+    """
     counts = [0] * num_stages
     for info in view.peers:
         if info.stage is not None and info.state in _COUNTED and info.stage < num_stages:
             counts[info.stage] += 1
-    return min(range(num_stages), key=lambda stage: (counts[stage], stage))
+    joiners = {info.peer for info in view.peers if info.stage is None} | {me}
+    stages = (*range(1, num_stages), 0)
+    for joiner in sorted(joiners):
+        stage = min(stages, key=lambda stage: counts[stage])
+        if joiner == me:
+            return stage
+        counts[stage] += 1
+    raise AssertionError("me is among the joiners")
 
 
 def adopter(view: SwarmView, empty_stage: int, num_stages: int) -> PeerId | None:
-    """Who leaves its stage for `empty_stage`: the lowest id of the middle stage with most replicas, two at least."""
-    richest = _richest(view, empty_stage, num_stages)
-    return richest[0].peer if len(richest) >= 2 else None
+    """Who leaves its stage for `empty_stage`: the lowest id of the stage with most replicas, two at least.
+
+    A middle stage gives before the first, whose peers hold the text.
+    """
+    for stages in (range(1, num_stages), (0,)):
+        richest = _richest(view, stages, empty_stage)
+        if len(richest) >= 2:
+            return richest[0].peer
+    return None
 
 
-def _richest(view: SwarmView, empty_stage: int, num_stages: int) -> tuple[PeerInfo, ...]:
-    stages = [stage for stage in range(1, num_stages) if stage != empty_stage]
-    best = max(stages, key=lambda stage: (len(view.replicas(stage)), -stage), default=None)
-    return () if best is None else view.replicas(best)
+def _richest(view: SwarmView, stages: Iterable[int], empty_stage: int) -> tuple[PeerInfo, ...]:
+    candidates = (view.replicas(stage) for stage in stages if stage != empty_stage)
+    return max(candidates, key=len, default=())

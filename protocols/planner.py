@@ -16,7 +16,9 @@ from protocols.run_spec import RunSpec
 from protocols.stage_order import legal_orders
 from protocols.swarm import PeerId, PeerInfo, SwarmView
 
-MISSING_SHARE_MAX = 0.25  # of a path that may be skipped because nobody serves it; one stage is always allowed
+MISSING_SHARE_MAX = (
+    0.25  # of a path that may be skipped because nobody serves it; one stage is always allowed
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,10 @@ class Planner:
                 busy_s = self.costs.forward_s(info) * (1 + self._assigned.get(info.peer, 0))
                 hop = Hop(stage, info.peer)
                 cost_s, path = min(
-                    ((cost_s + self.costs.link_s(last, info.peer), path) for last, (cost_s, path) in best.items()),
+                    (
+                        (cost_s + self.costs.link_s(last, info.peer), path)
+                        for last, (cost_s, path) in best.items()
+                    ),
                     key=lambda entry: entry[0],
                 )
                 reached[info.peer] = (cost_s + busy_s, (*path, hop))

@@ -166,14 +166,11 @@ class Relay:
         return self._give_back(key, unreachable=unreachable)
 
     def on_peer_lost(self, peer: PeerId) -> list[Action]:
-        """Tell the originators of everything that has `peer` as its next or previous hop."""
+        """Give back all that needs `peer`: as next or previous hop, or as originator (it may live, and must know)."""
         actions: list[Action] = []
         for key, entry in list(self._entries.items()):
             ahead = entry.path[entry.hop + 1].peer if entry.hop + 1 < len(entry.path) else key.originator
-            if key.originator == peer:
-                self._ledger.close(key)
-                actions += self._drop(key)
-            elif peer in (ahead, entry.path[entry.hop - 1].peer):
+            if peer in (key.originator, ahead, entry.path[entry.hop - 1].peer):
                 actions += self._give_back(key, unreachable=peer)
         return actions
 

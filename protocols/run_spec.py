@@ -87,15 +87,23 @@ class RoundSpec(_Part):
 
     rows: int = Field(default=8, ge=1, le=4096, description="sequences in a microbatch")
     seq_len: int = Field(default=128, ge=2, description="tokens in a sequence")
-    microbatches: int = Field(default=2, ge=1, le=4096, description="microbatches an originator sends a round")
+    microbatches: int = Field(
+        default=2, ge=1, le=4096, description="microbatches an originator sends a round"
+    )
     total_rounds: int = Field(default=300, ge=1)
     window: int = Field(default=3, ge=1, le=256, description="microbatches an originator has in flight")
-    slots: int = Field(default=6, ge=1, le=256, description="microbatches a relay holds from forward to backward")
+    slots: int = Field(
+        default=6, ge=1, le=256, description="microbatches a relay holds from forward to backward"
+    )
     staleness_max: int = Field(default=0, ge=0, le=1)
     attempts_max: int = Field(default=6, ge=1, le=64)
-    start_replicas: int = Field(default=1, ge=1, le=64, description="replicas of each stage before round 0 begins")
+    start_replicas: int = Field(
+        default=1, ge=1, le=64, description="replicas of each stage before round 0 begins"
+    )
     eval_every: int = Field(default=20, ge=0, description="rounds between validations; 0: never")
-    eval_microbatches: int = Field(default=4, ge=1, le=1024, description="validation microbatches, all originators")
+    eval_microbatches: int = Field(
+        default=4, ge=1, le=1024, description="validation microbatches, all originators"
+    )
 
 
 class PathSpec(_Part):
@@ -103,8 +111,12 @@ class PathSpec(_Part):
 
     path_stages: int | None = Field(default=None, ge=2, description="stages a microbatch runs; null: all")
     swaps_max: int = Field(default=0, ge=0, le=2)
-    skip_width_max: int = Field(default=4, ge=1, description="the next stage is at most so far beyond the frontier")
-    missing_stages_max: int = Field(default=1, ge=0, description="stages without a replica that a path may skip")
+    skip_width_max: int = Field(
+        default=4, ge=1, description="the next stage is at most so far beyond the frontier"
+    )
+    missing_stages_max: int = Field(
+        default=1, ge=0, description="stages without a replica that a path may skip"
+    )
 
 
 class OuterSpec(_Part):
@@ -135,7 +147,9 @@ class DataSpec(_Part):
 
     corpus: str = Field(default="sotu", min_length=1, max_length=256, description="built-in name, or a path")
     corpus_sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
-    tokenizer: str = Field(default="bpe1024", min_length=1, max_length=256, description="built-in name, or a path")
+    tokenizer: str = Field(
+        default="bpe1024", min_length=1, max_length=256, description="built-in name, or a path"
+    )
     tokenizer_sha256: str = Field(default="", pattern="^([0-9a-f]{64})?$")
 
 
@@ -147,21 +161,29 @@ class LivenessSpec(_Part):
     view_poll_s: float = Field(default=2.0, gt=0, le=60)
     ping_s: float = Field(default=2.0, gt=0, le=30)
     ping_misses_max: int = Field(default=3, ge=1, le=20)
-    attempt_s: float = Field(default=30.0, gt=0, description="longest wait for an attempt, before rates are measured")
+    attempt_s: float = Field(
+        default=30.0, gt=0, description="longest wait for an attempt, before rates are measured"
+    )
     round_s: float = Field(default=90.0, gt=0, description="longest wait of a replica for its round")
     lease_s: float = Field(default=180.0, gt=0, description="a stash dies after that")
     exchange_s: float = Field(default=20.0, gt=0, description="longest wait for an averaging partner")
     suspect_s: float = Field(default=15.0, gt=0)
-    empty_confirm: int = Field(default=3, ge=1, description="polls that must show a stage empty before adoption")
+    empty_confirm: int = Field(
+        default=3, ge=1, description="polls that must show a stage empty before adoption"
+    )
 
     @model_validator(mode="after")
     def _hierarchy(self) -> LivenessSpec:
         ordered = ("ping_s", "heartbeat_s", "record_ttl_s", "attempt_s", "round_s", "lease_s")
         for low, high in itertools.pairwise(ordered):
             if getattr(self, low) > getattr(self, high):
-                raise ValueError(f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})")
+                raise ValueError(
+                    f"{low} ({getattr(self, low)}) must not exceed {high} ({getattr(self, high)})"
+                )
         if self.record_ttl_s < 3 * self.heartbeat_s:
-            raise ValueError("record_ttl_s must be at least three heartbeats, or one lost store drops a live peer")
+            raise ValueError(
+                "record_ttl_s must be at least three heartbeats, or one lost store drops a live peer"
+            )
         return self
 
 
@@ -187,7 +209,9 @@ class RunSpec(_Part):
         if not RUN_NAME.fullmatch(self.name):
             raise ValueError(f"name {self.name!r} must match {RUN_NAME.pattern}")
         if self.protocol_version != PROTOCOL_VERSION:
-            raise ValueError(f"protocol_version {self.protocol_version}: this release speaks {PROTOCOL_VERSION}")
+            raise ValueError(
+                f"protocol_version {self.protocol_version}: this release speaks {PROTOCOL_VERSION}"
+            )
         middle_layers = self.model.num_hidden_layers - self.first_stage_layers
         if middle_layers < self.num_stages - 1 or middle_layers % (self.num_stages - 1):
             raise ValueError(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from protocols.core import PeerCore
 
 DRAIN_LIMIT_S = 5.0  # who gives up a stage, or leaves, waits so long for what it still holds
+LOOKS_BEFORE_CHOICE = 2  # at the table, by a joiner without a stage
 FRESH_ROUNDS = 30  # a rebuilt stage calls itself fresh for so many rounds
 
 
@@ -26,10 +27,20 @@ def on_started(core: PeerCore, event: Started, now: float) -> list[Action]:
     core.outlook.see(event.view)
     core.next_counter = event.resumed_counter
     if core.stage is None:
-        core.stage = choose_stage(event.view, core.spec.num_stages)
+        core.looks_left = LOOKS_BEFORE_CHOICE
+        return []
     if event.resumed_round is not None and not _is_ahead(core, event.view, event.resumed_round):
         core.recovery.resume_serving(core.stage)
         return _serve(core, event.resumed_round, event.resumed_outer_step)
+    return core.recovery.begin(core.stage, core.outlook, now)
+
+
+def look_for_stage(core: PeerCore, now: float) -> list[Action]:
+    """Announced as joining, we look at the table again, so that others who join now are seen, and then choose."""
+    core.looks_left -= 1
+    if core.looks_left > 0:
+        return []
+    core.stage = choose_stage(core.view, core.spec.num_stages, core.me)
     return core.recovery.begin(core.stage, core.outlook, now)
 
 

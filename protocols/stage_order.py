@@ -57,7 +57,9 @@ def num_swaps(order: tuple[int, ...]) -> int:
     return sum(1 for left, right in pairwise(order) if right < left)
 
 
-def is_legal(order: tuple[int, ...], num_stages: int, path_stages: int, *, swaps_max: int, skip_width_max: int) -> bool:
+def is_legal(
+    order: tuple[int, ...], num_stages: int, path_stages: int, *, swaps_max: int, skip_width_max: int
+) -> bool:
     """The rules as a checker, written apart from the enumeration so that each can test the other."""
     if not order or order[0] != 0 or len(order) != path_stages or len(set(order)) != len(order):
         return False

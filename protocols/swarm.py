@@ -73,4 +73,6 @@ class SwarmView:
     def without(self, peers: Iterable[PeerId]) -> SwarmView:
         """The same view minus `peers`, as seen by someone who suspects them."""
         left_out = frozenset(peers)
-        return SwarmView(tuple(info for info in self.peers if info.peer not in left_out)) if left_out else self
+        return (
+            SwarmView(tuple(info for info in self.peers if info.peer not in left_out)) if left_out else self
+        )

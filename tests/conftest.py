@@ -35,7 +35,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--rewrite-scenarios", action="store_true", help="write tests/scenarios/*.txt anew; say why in the commit"
+        "--rewrite-scenarios",
+        action="store_true",
+        help="write tests/scenarios/*.txt anew; say why in the commit",
     )
 
 

@@ -139,7 +139,7 @@ class ComputeWorker:
 
     def _do(self, job: Job | Call) -> None:
         try:
-            event = job() if callable(job) else self._run(job)
+            event = job() if callable(job) else run_job(self._need_runtime(), job)
         except Exception as error:  # the thread outlives any job: the peer owes others their stashes
             name, key = type(job).__name__, getattr(job, "key", None)
             logger.warning("%s%s failed: %s", f"{key} " if key else "", name, error, exc_info=True)
@@ -152,22 +152,24 @@ class ComputeWorker:
             raise LocalProtocolError("no stage yet")
         return self._runtime
 
-    def _run(self, job: Job) -> Event | None:
-        runtime, started = self._need_runtime(), time.perf_counter()
-        match job:
-            case RunForward(key=key, packet=packet, train=train):
-                out = runtime.forward(key, packet, train=train)
-                return ForwardDone(key=key, packet=out, seconds=time.perf_counter() - started)
-            case RunLoss(key=key, packet=packet, train=train):
-                loss, gradient = runtime.loss(key, packet, train=train)
-                return LossDone(key=key, loss=loss, packet=gradient)
-            case RunBackward(key=key, packet=packet):
-                gradient = runtime.backward(key, packet)
-                return BackwardDone(key=key, packet=gradient, seconds=time.perf_counter() - started)
-            case DropStash(key=key):
-                return runtime.drop(key)
-            case _:
-                return _run_state_job(runtime, job)
+
+def run_job(runtime: StageRuntime, job: Job) -> Event | None:
+    """Do it now, in this thread; the completion event. Raises what the runtime raises."""
+    started = time.perf_counter()
+    match job:
+        case RunForward(key=key, packet=packet, train=train):
+            out = runtime.forward(key, packet, train=train)
+            return ForwardDone(key=key, packet=out, seconds=time.perf_counter() - started)
+        case RunLoss(key=key, packet=packet, train=train):
+            loss, gradient = runtime.loss(key, packet, train=train)
+            return LossDone(key=key, loss=loss, packet=gradient)
+        case RunBackward(key=key, packet=packet):
+            gradient = runtime.backward(key, packet)
+            return BackwardDone(key=key, packet=gradient, seconds=time.perf_counter() - started)
+        case DropStash(key=key):
+            return runtime.drop(key)
+        case _:
+            return _run_state_job(runtime, job)
 
 
 def _run_state_job(runtime: StageRuntime, job: StateJob) -> Event:

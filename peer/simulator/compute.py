@@ -14,6 +14,7 @@ from peer.simulator.clock import Clock
 from protocols.events import (
     BackwardDone,
     Event,
+    FetchBatch,
     ForwardDone,
     InnerStepDone,
     LossDone,
@@ -97,6 +98,9 @@ class CostCompute:
         heapq.heappush(self._queue, (_PRIORITY.get(type(job), _LAST), self._num_queued, job))
         if not self._is_busy:
             self._start()
+
+    def put_batch(self, action: FetchBatch) -> None:
+        """The first stage's tokens and targets come; nothing to do where nothing is computed."""
 
     def drop(self, key: WorkKey) -> None:
         if key in self._pending:

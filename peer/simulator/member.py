@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from peer.simulator.compute import CostCompute
 from protocols.core import PeerCore
 from protocols.events import (
     Action,
@@ -49,7 +48,9 @@ class Member:
         self._rng = random.Random(f"member/{simulation.seed}/{peer}")
         self.peer = peer
         self.core = PeerCore(peer, simulation.spec, stage)
-        self.compute = CostCompute(self._clock, simulation.spec, f"{simulation.seed}/{peer}", self.post)
+        self.compute = simulation.make_compute(
+            self._clock, simulation.spec, f"{simulation.seed}/{peer}", self.post
+        )
         self.is_alive = True
         self.is_stopped = False
         self.is_late = False  # was stopped, has not yet looked at its clock
@@ -182,6 +183,7 @@ class Member:
 
     def _fetch(self, action: FetchBatch) -> None:
         self._simulation.books.fetched(action.key)
+        self.compute.put_batch(action)
         self._clock.after(FETCH_S, self.post, BatchReady(key=action.key))
 
     def _drop(self, action: DropStash) -> None:

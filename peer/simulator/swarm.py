@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from peer.simulator.clock import Clock
+from peer.simulator.compute import CostCompute
 from peer.simulator.member import Member
 from peer.simulator.network import SMALL_BYTES, LinkSettings, Network
 from peer.simulator.report import Books, Chronicle, InvariantBroken, Report, Tell
@@ -60,11 +61,13 @@ class Simulation:
         check: bool = True,
         tell: Tell = Tell.NOTHING,
         links: LinkSettings | None = None,
+        make_compute: type[CostCompute] = CostCompute,
     ) -> None:
         if max(layout) >= STAGES_MAX:
             raise ConfigError(f"a simulated swarm has at most {STAGES_MAX} stages")
         self.spec = spec
         self.seed = seed
+        self.make_compute = make_compute
         self.clock = Clock()
         self.table = Table(self.clock, spec)
         self.network = Network(

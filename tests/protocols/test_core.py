@@ -77,12 +77,17 @@ def backward_through(core: PeerCore, work, now: float = 1.0) -> list:
     return core.handle(BackwardDone(key=work, packet=PACKET, seconds=0.2), now)
 
 
-def test_a_first_start_takes_a_stage_and_initial_weights():
+def test_a_joiner_looks_twice_before_it_takes_a_stage():
+    """Others that join at the same moment must have time to show up in the table."""
     core = PeerCore("c1", SPEC)
-    actions = core.handle(Started(view=view_of("a1", "b1", "d1")), 0.0)
+    view = view_of("a1", "b1", "d1")
+    started = core.handle(Started(view=view), 0.0)
+    assert said(started, Announce)[0].state is PeerState.JOINING
+    assert core.handle(ViewChanged(view=view), 1.0) == []
+    actions = core.handle(ViewChanged(view=view), 2.0)
     assert actions[0] == RunRecovery(stage=2, source=RecoverySource.INITIAL, donors=(), round=0, outer_step=0)
     assert said(actions, Announce)[0].state is PeerState.CATCHING_UP
-    served = core.handle(RecoveryDone(stage=2, ok=True), 1.0)
+    served = core.handle(RecoveryDone(stage=2, ok=True), 3.0)
     assert said(served, Announce)[0].state is PeerState.SERVING
 
 
