@@ -1,8 +1,8 @@
 """`gossamer demo`: the main job. A swarm trains a small model on this machine and loses peers on the way.
 
-Nine peers, five stages, two replicas of each but the first. One replica is killed, later every replica of an inner stage, later a
-new peer joins. Then the same without kills, for comparison. What must come out: a validation loss below that of a
-bigram model of the same tokens, within 3 % of the undisturbed run (bar F2).
+Nine peers, five stages, two replicas of each but the first. One replica is killed, later every replica of an inner
+stage, later a new peer joins. Then the same without kills, for comparison. What must come out: a validation loss below
+that of a bigram model of the same text, within 3 % of the undisturbed run (bar F2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What ties a running daemon to its machine: event loop, logs, signals, metrics.
 
 Signals: the first SIGINT or SIGTERM asks the daemon to leave, the second ends the process at once (its libp2p child
-ends by itself, HIVEMIND 1). SIGUSR1 writes the stacks of all threads to stderr.
+ends by itself). SIGUSR1 writes the stacks of all threads to stderr.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Own pings to the peers that work of ours depends on: a frozen peer gives no other sign (HIVEMIND.md 4.2)."""
+"""Own pings to the peers that work of ours depends on: a frozen peer gives no other sign."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CheckFree's rebuild of a lost stage from its two neighbours (arXiv 2506.15461, section 4; ALGORITHMS 4.2).
+"""CheckFree's rebuild of a lost stage from its two neighbours (arXiv 2506.15461, section 4).
 
     W_i <- (w_{i-1} W_{i-1} + w_{i+1} W_{i+1}) / (w_{i-1} + w_{i+1})    w_j = norm of stage j's gradient + 1e-4
 

@@ -203,9 +203,12 @@ class PeerCore:
         return self._move_to(target, now)
 
     def _keep_up(self, now: float) -> list[Action]:
-        """An originator between two rounds that hears of a later one joins the others there."""
+        """An originator between two rounds that hears of a later one joins the others there, its own step taken."""
         newest = self.ledger.newest_announced()
-        if newest <= self.ledger.round or self.recovery.state is not RecoveryState.SERVING or self.stepping:
+        is_between = (
+            self.recovery.state is RecoveryState.SERVING and not self.stepping and not self.num_backwards
+        )
+        if newest <= self.ledger.round or not is_between:
             return []
         return self._move_to(newest, now) if self.originator is not None and self.originator.is_idle else []
 

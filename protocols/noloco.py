@@ -1,4 +1,4 @@
-"""NoLoCo's outer step on flat fp32 tensors: one message to one partner (arXiv 2506.10911; ALGORITHMS 3).
+"""NoLoCo's outer step on flat fp32 tensors: one message to one partner (arXiv 2506.10911).
 
 Paper's symbols: slow weights phi, fast weights theta, outer gradient Delta = theta - phi, outer momentum delta.
 In a group of two, both of our modes are a lone step plus half the difference of the two messages ("halves"):
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from protocols.run_spec import OuterMode, OuterSpec
 
-PULL_MAX = 3.0  # tau of ALGORITHMS 3.5: a partner moves us at most that many of our own moves
+PULL_MAX = 3.0  # tau: a partner moves us at most that many of our own moves
 
 
 def half(spec: OuterSpec, *, phi: Tensor, theta: Tensor, delta: Tensor) -> Tensor:

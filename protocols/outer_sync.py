@@ -6,7 +6,7 @@
 
 Commit both or neither: a half is applied only after both sides have said that they hold the other's. Training goes on
 meanwhile (the snapshot is averaged, later progress is kept). Never blocks: everything has a deadline. NoLoCo section
-3.2; ALGORITHMS 3.2, 3.3.
+3.2.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Deterministic: the same view, costs and earlier choices give the same path; ties go to the lower peer id after a
 rotation that spreads originators over equal replicas. A path is legal by `stage_order`; a stage without a replica is
-left out only within the skip budget (Crucible's rule, ALGORITHMS 4.1 rung 2).
+left out only within the skip budget (Crucible's rule).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Getting a stage's weights: first start, catch-up of a joiner, adoption of an empty stage (ALGORITHMS 4.1).
+"""Getting a stage's weights: first start, catch-up of a joiner, adoption of an empty stage.
 
     JOINING -view-> COLLECTING (sibling or neighbours alive) | MERGING (nobody has trained: initial weights)
     SERVING -stage seen empty K times, direct calls failed, claim won-> LEAVING -drained-> COLLECTING

@@ -1,4 +1,4 @@
-"""Round accounting of one replica (ARCHITECTURE decision 7): when is everything done that was announced to it?
+"""Round accounting of one replica: when is everything done that was announced to it?
 
 `round` counts the inner steps that the replica's weights have seen. Round r is finished when every originator that
 keeps step (it has announced round r - 1 or later) has announced round r, and no attempt of a round <= r is

@@ -19,7 +19,7 @@ from protocols.errors import ConfigError
 
 PROTOCOL_VERSION = 1
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
-GAMMA_SAFETY_SHARE = 0.9  # of the stability bound 2 (1 - alpha^2) for pairs, ALGORITHMS 3.1
+GAMMA_SAFETY_SHARE = 0.9  # of the stability bound 2 (1 - alpha^2) for pairs
 
 
 class Codec(str, Enum):
@@ -278,7 +278,7 @@ def describe_errors(error: ValidationError) -> str:
 
 
 _PRESETS: dict[str, dict[str, Any]] = {
-    # DATA.md section 7; embeddings untied, hence narrower feed-forward layers at the same parameter count
+    # embeddings untied, hence narrower feed-forward layers at the same parameter count
     "pico": {
         "num_stages": 3,
         "model": dict(vocab_size=1024, hidden_size=64, intermediate_size=176, num_hidden_layers=2,

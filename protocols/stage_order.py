@@ -1,4 +1,4 @@
-"""Which stage sequences are legal: SkipPipe's skip and swap rules (ALGORITHMS 2.1).
+"""Which stage sequences are legal: SkipPipe's skip and swap rules (arXiv 2502.19913).
 
 The frontier is the highest stage run so far. A path starts with stage 0, runs exactly `path_stages` stages, each at
 most once; the next stage is at most `skip_width_max` beyond the frontier; a stage may run after a later one only if

@@ -1,4 +1,4 @@
-"""torch tensors <-> TensorPacket. Sizes, bounds and what is refused; ALGORITHMS.md section 5.
+"""torch tensors <-> TensorPacket. Sizes, bounds and what is refused.
 
 Invariant: what `encode` lets out, `check_packet` lets in, and decoding what `check_packet` let in is finite.
 

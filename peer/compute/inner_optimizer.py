@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from peer.compute.flat import FlatStage
 from protocols.run_spec import RunSpec
 
-RAMP_STEPS = (
-    30  # after a rebuild Adam knows nothing: its first steps are signs, so start small (ALGORITHMS 4.2)
-)
+RAMP_STEPS = 30  # after a rebuild Adam knows nothing: its first steps are signs, so start small
 NORM_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_
 
 

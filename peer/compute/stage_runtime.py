@@ -2,7 +2,7 @@
 
 Called from the compute thread only, so nothing is locked. Invariant: every change of the weights passes `_changed`,
 which forgets the autograd graphs kept so far; a backward whose graph is gone recomputes from the boundary input with
-the weights of the moment (ARCHITECTURE decision 8).
+the weights of the moment.
 
 Gradients: the objective of a microbatch is the sum over its rows of their mean token loss. So gradients add up, and
 the inner step divides by rows: those of loss passes for head and final norm, of backward passes for all else.
@@ -280,7 +280,7 @@ class StageRuntime:
         return done
 
     def _catch_up(self, donors: tuple[DonorState, ...]) -> bool:
-        """Everything of one sibling: slow weights and momentum belong together (ALGORITHMS 3.4)."""
+        """Everything of one sibling: slow weights and momentum belong together."""
         if len(donors) != 1 or donors[0].stage != self.stage:
             return False
         state = snapshot.unpack(donors[0].packets, donors[0].sha256, self._expected(WeightsKind.FULL))

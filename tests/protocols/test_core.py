@@ -9,6 +9,7 @@ from protocols.core import PeerCore
 from protocols.events import (
     Announce,
     BackwardDone,
+    BatchReady,
     CallPeer,
     ClaimsRead,
     ComputeFailed,
@@ -19,6 +20,7 @@ from protocols.events import (
     InnerStepDone,
     Leave,
     LeaveRequested,
+    LossDone,
     MessageReceived,
     PauseRequested,
     PingDone,
@@ -293,6 +295,25 @@ def test_an_originator_that_was_left_behind_copies_a_sibling_first():
     request = WeightsRequest(kind=WeightsKind.FULL, stage=0, snapshot="", index=0)
     assert Send(to="a2", message=request) in actions
     assert core.originator is None
+
+
+def test_an_originator_takes_its_own_step_before_it_joins_the_others():
+    """Found by the simulator with real stages: one always a round behind threw every gradient of its own away."""
+    core = serving("a1", view=view_of("a1", "a2", "b1", "c1", "d1"))
+    work = key(0)
+    core.handle(ViewChanged(view=core.view), 1.0)
+    for _ in range(2):
+        core.handle(BatchReady(key=work), 1.0)
+        core.handle(ForwardDone(key=work, packet=PACKET, seconds=0.1), 1.0)
+        hears(core, "d1", activation(work, hop=4))
+        core.handle(LossDone(key=work, loss=2.0, packet=PACKET), 1.0)
+        hears(core, "b1", gradient(work, hop=0))
+        hears(core, "a2", RoundPlan(round=1, keys=()))
+        done = core.handle(BackwardDone(key=work, packet=None, seconds=0.1), 2.0)
+        work = key(1)
+    assert said(done, RunInnerStep) == [RunInnerStep(round=0)]
+    core.handle(InnerStepDone(round=1, grad_norm=1.0), 3.0)
+    assert core.ledger.round == 1
 
 
 def test_a_relay_that_slept_copies_a_sibling_first():

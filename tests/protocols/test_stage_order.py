@@ -12,7 +12,7 @@ from protocols.stage_order import is_legal, legal_orders, num_swaps
 
 
 def test_six_stages_of_which_four_run_have_twenty_two_orders():
-    """ALGORITHMS 2.1 counts them: K = 6, L = 4, one swap."""
+    """Counted by hand: K = 6, L = 4, one swap."""
     assert len(legal_orders(6, 4, swaps_max=1, skip_width_max=4)) == 22
 
 
