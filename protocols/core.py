@@ -204,13 +204,12 @@ class PeerCore:
 
     def _keep_up(self, now: float) -> list[Action]:
         """An originator between two rounds that hears of a later one joins the others there, its own step taken."""
-        newest = self.ledger.newest_announced()
-        is_between = (
-            self.recovery.state is RecoveryState.SERVING and not self.stepping and not self.num_backwards
-        )
-        if newest <= self.ledger.round or not is_between:
+        if self.originator is None or not self.originator.is_idle or not self.originator.active:
             return []
-        return self._move_to(newest, now) if self.originator is not None and self.originator.is_idle else []
+        if self.recovery.state is not RecoveryState.SERVING or self.stepping or self.num_backwards:
+            return []
+        newest = self.ledger.newest_announced()
+        return self._move_to(newest, now) if newest > self.ledger.round else []
 
     def _move_to(self, target: int, now: float) -> list[Action]:
         target = min(target, self.spec.rounds.total_rounds)

@@ -91,7 +91,10 @@ class OuterSync:
             return []
         self._half = event.packet
         self._schema = event.schema
-        replicas = [info.peer for info in view.replicas(self._stage)]
+        oldest = (
+            self.outer_step - 1 - self._spec.outer.spread_max
+        )  # who is further behind sleeps, or is paused
+        replicas = [info.peer for info in view.replicas(self._stage) if info.outer_step >= oldest]
         self._partner = partner(replicas, self.outer_step, self._stage, self._spec.seed, self._me)
         if self._partner is None:
             alone = self._apply(None, "no partner this time" if len(replicas) > 1 else "")

@@ -50,7 +50,7 @@ class Network:
         self._stopped: dict[PeerId, list[tuple[PeerId, Message]]] = {}
         self._cuts: set[frozenset[PeerId]] = set()
         self._sessions: dict[PeerId, dict[PeerId, None]] = {}
-        self._latency_s: dict[frozenset[PeerId], float] = {}
+        self._latency_s: dict[tuple[PeerId, PeerId], float] = {}
         self._uplink_free_s: dict[tuple[PeerId, bool], float] = {}
         self._lane_last_s: dict[tuple[PeerId, PeerId, bool], float] = {}
 
@@ -118,7 +118,7 @@ class Network:
         return peer in self._died_s
 
     def _is_lost(self, sender: PeerId, to: PeerId, message: Message) -> bool:
-        if frozenset((sender, to)) in self._cuts:
+        if self._cuts and frozenset((sender, to)) in self._cuts:
             self._clock.after(self._links.ack_s, self._fail, sender, to, message)
             return True
         if self._links.loss_share == 0.0 or self._rng.random() >= self._links.loss_share:
@@ -142,9 +142,8 @@ class Network:
             self._fail(sender, to, message)
 
     def _trip_s(self, sender: PeerId, to: PeerId) -> float:
-        pair = frozenset((sender, to))
-        latency_s = self._latency_s.get(pair)
-        if latency_s is None:
-            drawn = random.Random(f"link/{self._seed}/{min(pair)}/{max(pair)}").random()
-            latency_s = self._latency_s[pair] = self._links.latency_s * (0.5 + drawn)
+        latency_s = self._latency_s.get((sender, to))
+        if latency_s is None:  # the same both ways
+            drawn = random.Random(f"link/{self._seed}/{min(sender, to)}/{max(sender, to)}").random()
+            latency_s = self._latency_s[sender, to] = self._links.latency_s * (0.5 + drawn)
         return latency_s * (1 + self._links.jitter_share * self._rng.random())

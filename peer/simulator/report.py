@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -114,10 +115,16 @@ class Chronicle:
         if self._tell:
             self.story.append(f"{now:7.2f}  --  {text}")
 
-    def decided(self, now: float, who: PeerId, action: Action) -> None:
-        if isinstance(action, Count):
-            self.counters[action.name] += 1
-        if self._tell and (line := self._line(who, action)) and now >= TOLD_FROM_S:
+    def decided(self, now: float, who: PeerId, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if type(action) is Count:
+                self.counters[action.name] += 1
+            if self._tell:
+                self._note(now, who, action)
+
+    def _note(self, now: float, who: PeerId, action: Action) -> None:
+        line = self._line(who, action)
+        if line and now >= TOLD_FROM_S:
             self.story.append(f"{now:7.2f}  {who}  {line}")
 
     def _line(self, who: PeerId, action: Action) -> str:

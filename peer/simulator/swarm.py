@@ -182,8 +182,7 @@ class Simulation:
     def saw(self, member: Member, event: Event, actions: Sequence[Action]) -> None:
         now = self.clock.now
         self.chronicle.happened(now, member.peer, event)
-        for action in actions:
-            self.chronicle.decided(now, member.peer, action)
+        self.chronicle.decided(now, member.peer, actions)
         if self._check:
             try:
                 member.core.check_invariants(0.0 if member.is_late else now)

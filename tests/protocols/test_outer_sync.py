@@ -14,7 +14,7 @@ from protocols.events import Count, OuterPrepared, PrepareOuter, RunOuterStep, S
 from protocols.messages import OuterAccept, OuterExchange, OuterOffer, TensorPacket
 from protocols.outer_sync import OuterState, OuterSync, partner
 from protocols.run_spec import Codec
-from tests.protocols.builders import view_of
+from tests.protocols.builders import info, view_of
 
 SPEC = tiny_spec(4, outer={"inner_steps": 2})
 PAIR = view_of("b1", "b2")
@@ -93,6 +93,14 @@ def test_an_early_offer_is_remembered(outer: OuterSync):
 def test_the_only_replica_steps_alone_and_says_nothing(outer: OuterSync):
     outer.on_inner_step(2)
     assert outer.on_prepared(prepared(), view_of("b1"), 0.0) == alone("")
+
+
+def test_one_that_sleeps_is_nobodys_partner(outer: OuterSync):
+    """A paused replica keeps its record alive, and would cost its siblings a deadline at every step."""
+    view = view_of("b1", info("b2", outer_step=3))
+    outer.outer_step = 5
+    assert outer.on_inner_step(12) == [PrepareOuter(outer_step=6)]
+    assert outer.on_prepared(prepared(6), view, 0.0) == alone("", step=6)
 
 
 def test_a_silent_partner_costs_one_deadline(outer: OuterSync):

@@ -67,7 +67,7 @@ def test_the_loss_goes_down_and_replicas_stay_together(with_losses: bool):
     assert report.is_clean
     for member in simulation.members.values():
         own = member.compute.losses
-        assert not own or fmean(own[-10:]) < 0.92 * fmean(own[:5])
+        assert not own or fmean(own[-10:]) < 0.65 * fmean(own[:5])
     assert max(spread(simulation, stage) for stage in LAYOUT) < SPREAD_MAX
 
 
