@@ -46,13 +46,17 @@ class RepeatFilter(logging.Filter):
         return count < REPEATS_MAX
 
 
+# by number: hivemind gives the levels other names when it is imported
+LEVELS = {10: "debug", 20: "info", 30: "warning", 40: "error", 50: "critical"}
+
+
 class JsonFormatter(logging.Formatter):
     """One object a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": self.formatTime(record),
-            "level": record.levelname.lower(),
+            "level": LEVELS.get(record.levelno, "info"),
             "logger": record.name,
             "message": record.getMessage(),
         }

@@ -77,8 +77,8 @@ async def a_swarm(folder, size=0):
 
 def daemons():
     """Our libp2p daemons that still run."""
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    living = [c for c in psutil.Process().children(recursive=True) if c.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if child.name() == "p2pd"]
 
 
 async def eventually(condition, within_s=20.0):

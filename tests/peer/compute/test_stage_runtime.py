@@ -44,10 +44,12 @@ def test_a_pipeline_learns_a_batch_by_heart(codec: Codec, dtype: str) -> None:
 
 
 def test_validation_keeps_nothing_and_changes_nothing() -> None:
-    """No gradient will ever come back for it."""
+    """No gradient will ever come back for it; the first stage has its targets until it is told that no retry comes."""
     spec = a_spec()
     stages = {stage: StageRuntime(spec, stage) for stage in range(3)}
     round_trip(stages, a_key(1), train=False)
+    assert [runtime.num_stashes for runtime in stages.values()] == [1, 0, 0]
+    stages[0].drop(a_key(1))
     assert [runtime.num_stashes for runtime in stages.values()] == [0, 0, 0]
     assert all(runtime.inner_step(0) == 0.0 for runtime in stages.values())
 
