@@ -16,7 +16,6 @@ from protocols.timers import Timers
 
 THIN_REPLICAS = 2  # a stage with no more than that is watched
 CLAIM_SETTLE_S = 1.5  # claims written within that time of each other compete; an older one has won
-CLAIM_TTL_S = 60.0
 
 
 class Adoption:
