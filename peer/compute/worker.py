@@ -19,6 +19,7 @@ from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
+from peer.compute.os_hints import ask_for_long_slice, keep_freed_memory
 from peer.compute.stage_runtime import StageRuntime
 from protocols.errors import LocalProtocolError
 from protocols.events import (
@@ -128,6 +129,8 @@ class ComputeWorker:
     # ---- in the thread ----
 
     def _work(self) -> None:
+        ask_for_long_slice()
+        keep_freed_memory()
         while not self._closing.is_set():
             try:
                 *_, job = self._queue.get(timeout=IDLE_BEAT_S)
