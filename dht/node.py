@@ -27,6 +27,7 @@ from protocols.errors import ConfigError, GossamerError
 from protocols.swarm import PeerId
 
 CLOCK_OFFSET_MAX_S = 3.0  # times to live are a few heartbeats; beyond that, records seem dead or immortal
+CLOSE_MAX_S = 2.0  # nobody waits for a farewell of the table's
 CALL_MAX_S = 6.0  # a store or a read; with frozen replicas it takes two RPC time-outs
 JOIN_S = 12.0  # how long a bootstrap peer may take to answer: it may just be starting too
 REJOIN_S = 30.0
@@ -142,7 +143,7 @@ class DhtNode:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._bounded(engine.shut_down_dht_node(self._node), None)
+        await self._bounded(engine.shut_down_dht_node(self._node), None, limit_s=CLOSE_MAX_S)
         self._calls.close("this peer is leaving")
         await engine.shut_down_daemon(self._p2p)
 
@@ -152,10 +153,12 @@ class DhtNode:
             name: open_envelope(sealed).value for name, (sealed, expiry) in entries.items() if expiry > now
         }
 
-    async def _bounded(self, call: Awaitable[_ResultT], otherwise: _ResultT) -> _ResultT:
+    async def _bounded(
+        self, call: Awaitable[_ResultT], otherwise: _ResultT, *, limit_s: float = CALL_MAX_S
+    ) -> _ResultT:
         """The result, or `otherwise` when it takes too long or the daemon is gone."""
         try:
-            return await asyncio.wait_for(call, CALL_MAX_S)
+            return await asyncio.wait_for(call, limit_s)
         except engine.FAILURES as error:
             _log.debug("the table did not answer: %s", error or type(error).__name__)
             return otherwise

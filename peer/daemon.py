@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_VIEW_TRIES = 10
 STATUS_LIMIT_S = 2.0
-LEAVE_LIMIT_S = 10.0  # the core drains for half of it; then we go
+WITHDRAW_LIMIT_S = 3.0  # the table may have died with us; 5 s went to draining, and 15 are what a leave may take
 
 
 class PeerDaemon:
@@ -327,7 +327,7 @@ async def _make_driver(daemon: PeerDaemon, stack: AsyncExitStack) -> Driver:
 async def _say_goodbye(daemon: PeerDaemon) -> None:
     """Withdraw the record, keep the weights."""
     if daemon.exit_code == 0:
-        await asyncio.wait({asyncio.create_task(daemon.heartbeat.withdraw())}, timeout=LEAVE_LIMIT_S / 2)
+        await asyncio.wait({asyncio.create_task(daemon.heartbeat.withdraw())}, timeout=WITHDRAW_LIMIT_S)
     if daemon.config.checkpoint_every > 0 and daemon.core.ledger.round > 0:
         try:
             await daemon.export_stage(None)

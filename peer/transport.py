@@ -47,6 +47,7 @@ __all__ = ["MessageRefused", "PeerUnreachable", "Rates", "Transport"]
 p2pd_pb2: Any = _p2pd_pb2  # its generated code has no types
 
 CHECK_EVERY_S = 1.0
+CLOSE_MAX_S = 1.0  # our own daemon answers in milliseconds, or is about to be ended
 INBOUND_MAX = 768  # open lanes over all senders; each is a file descriptor
 REMOTES_MAX = 4096  # peers remembered
 GREETINGS_MAX = 2 * len(Lane)  # unanswered, of one peer
@@ -170,7 +171,7 @@ class Transport:
         for remote in self._remotes.values():
             self._hang_up(remote, LEAVING)
         with contextlib.suppress(OSError, P2PDaemonError, asyncio.IncompleteReadError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._p2p.remove_binary_stream_handler(self._stream_name), DIAL_S)
+            await asyncio.wait_for(self._p2p.remove_binary_stream_handler(self._stream_name), CLOSE_MAX_S)
 
     # ---- peers ----
 

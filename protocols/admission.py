@@ -8,7 +8,7 @@ or the compute side raise, whoever sent it. `sender` is proven by the channel; n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import ceil, prod
 
 from protocols.messages import (
     BoundaryActivation,
@@ -34,7 +34,8 @@ CHUNK_BYTES_MAX = 4 << 20  # of a WeightsChunk, before slack
 SLACK_BYTES = 64 << 10  # scales of a codec, alignment of a file format
 BYTES_PER_ELEMENT_MAX = 4  # raw fp32, the widest codec
 BOUNDARY_DTYPES = ("float32", "bfloat16")
-CHUNKS_MAX = 1 << 20  # of one snapshot: 4 TiB
+STATE_VECTORS = 5  # of a whole state: weights, slow weights, outer momentum and the two moments
+STATE_SLACK_BYTES = 16 << 20  # names and offsets, and a donor that cuts finer than it must
 
 
 def stage_parameters(spec: RunSpec, stage: int) -> int:
@@ -58,6 +59,7 @@ class WireLimits:
     boundary_shape: tuple[int, ...]
     boundary_bytes_max: int
     exchange_bytes_max: int
+    chunks_max: int  # of one state
     chunk_bytes_max: int = CHUNK_BYTES_MAX + SLACK_BYTES
     keys_max: int = KEYS_MAX
 
@@ -65,12 +67,14 @@ class WireLimits:
     def of(cls, spec: RunSpec) -> WireLimits:
         parameters = max(stage_parameters(spec, stage) for stage in range(min(2, spec.num_stages)))
         rounds = spec.rounds
+        state_bytes_max = STATE_VECTORS * BYTES_PER_ELEMENT_MAX * parameters + STATE_SLACK_BYTES
         return cls(
             run_id=spec.run_id,
             num_stages=spec.num_stages,
             boundary_shape=spec.boundary_shape,
             boundary_bytes_max=BYTES_PER_ELEMENT_MAX * prod(spec.boundary_shape),
             exchange_bytes_max=BYTES_PER_ELEMENT_MAX * parameters + SLACK_BYTES,
+            chunks_max=ceil(state_bytes_max / CHUNK_BYTES_MAX),
             keys_max=min(KEYS_MAX, (rounds.microbatches + rounds.eval_microbatches) * rounds.attempts_max),
         )
 
@@ -185,7 +189,7 @@ def _check_flat(packet: TensorPacket, bytes_max: int) -> None:
 
 def _check_chunk(message: WeightsChunk, limits: WireLimits) -> None:
     require(message.stage < limits.num_stages, "stage-out-of-range")
-    require(message.count <= CHUNKS_MAX, "integer-out-of-range")
+    require(message.count <= limits.chunks_max, "too-many-chunks")
     require((message.packet is None) == (message.count == 0), "chunk-without-data")
     if message.packet is not None:
         require(message.index < message.count, "chunk-out-of-range")

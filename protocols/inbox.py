@@ -33,8 +33,10 @@ def on_message(core: PeerCore, sender: PeerId, message: Message, now: float) -> 
             return _on_activation(core, message, now)
         case BoundaryGradient():
             if message.key.originator == core.me:
-                return core.originator.on_gradient(message, now) if core.originator is not None else []
-            return core.relay.on_gradient(message, now)
+                return (
+                    core.originator.on_gradient(sender, message, now) if core.originator is not None else []
+                )
+            return core.relay.on_gradient(sender, message, now)
         case RoundPlan():
             over = core.ledger.announce(sender, message.round, message.keys)
             return core.relay.on_release(tuple(over))

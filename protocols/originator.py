@@ -244,10 +244,12 @@ class Originator:
         return [Send(to=microbatch.path[1].peer, message=first)]
 
     def on_activation(self, message: BoundaryActivation) -> list[Action]:
-        """Our own microbatch has run its path."""
+        """Our own microbatch has run its path: ours, not one that its sender made up."""
         microbatch = self._current(message.key)
         if microbatch is None or microbatch.state is not MicrobatchState.OUT:
             return []
+        if message.path != microbatch.path:
+            return [Count(name="activation-off-its-path", detail=str(message.key))]
         microbatch.state = MicrobatchState.LOSS
         return [RunLoss(key=message.key, packet=message.packet, train=microbatch.train)]
 
@@ -262,10 +264,12 @@ class Originator:
         hop = len(microbatch.path) - 1
         return [Send(to=microbatch.path[hop].peer, message=BoundaryGradient(key=key, hop=hop, packet=packet))]
 
-    def on_gradient(self, message: BoundaryGradient, now: float) -> list[Action]:
+    def on_gradient(self, sender: PeerId, message: BoundaryGradient, now: float) -> list[Action]:
         microbatch = self._current(message.key)
         if microbatch is None or microbatch.state is not MicrobatchState.RETURNING:
             return []
+        if sender != microbatch.path[1].peer:
+            return [Count(name="gradient-off-its-path", detail=f"{message.key} from {sender[-6:]}")]
         microbatch.state = MicrobatchState.CLOSING
         self._measure_trip(now - microbatch.sent_at_s)
         self._timers.set(message.key.counter, now + self._spec.liveness.lease_s)

@@ -31,7 +31,6 @@ from protocols.timers import Timers
 
 CHUNK_LIMIT_S = 20.0  # a donor's silence
 RETRY_S = 2.0
-CHUNKS_MAX = 1 << 16
 
 
 class RecoveryState(Enum):
@@ -147,7 +146,7 @@ class Recovery:
         if self.state is not RecoveryState.COLLECTING or download is None:
             return []
         is_of_another = chunk.stage != download.stage or chunk.kind is not download.kind
-        if chunk.count == 0 or chunk.packet is None or chunk.count > CHUNKS_MAX or is_of_another:
+        if chunk.count == 0 or chunk.packet is None or is_of_another:
             return self._next_donor(sender, "cannot serve", outlook, now)
         first = download.first
         if chunk.index != len(download.packets) or (first is not None and chunk.snapshot != first.snapshot):

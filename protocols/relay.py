@@ -48,6 +48,11 @@ class Entry:
     state: EntryState
     packet: TensorPacket | None  # the boundary input, until the forward takes it
 
+    @property
+    def ahead(self) -> PeerId:
+        """Who takes the activation and sends the gradient: the next hop, or the originator past the last."""
+        return self.path[self.hop + 1].peer if self.hop + 1 < len(self.path) else self.path[0].peer
+
 
 class Relay:
     """Invariant: num_holding <= slots; a waiter waits for a slot or for its round."""
@@ -125,20 +130,20 @@ class Relay:
         if entry is None or entry.state is not EntryState.FORWARDING:
             return []  # released meanwhile
         entry.state = EntryState.STASHED
-        hop = entry.hop + 1
-        next_peer = entry.path[hop].peer if hop < len(entry.path) else key.originator
         onward = BoundaryActivation(
-            key=key, round=entry.round, path=entry.path, hop=hop, train=entry.train, packet=packet
+            key=key, round=entry.round, path=entry.path, hop=entry.hop + 1, train=entry.train, packet=packet
         )
-        actions: list[Action] = [Send(to=next_peer, message=onward)]
+        actions: list[Action] = [Send(to=entry.ahead, message=onward)]
         if not entry.train:
             actions += self._drop(key)
         return actions
 
-    def on_gradient(self, message: BoundaryGradient, now: float) -> list[Action]:
+    def on_gradient(self, sender: PeerId, message: BoundaryGradient, now: float) -> list[Action]:
         entry = self._entries.get(message.key)
         if entry is None or entry.state is not EntryState.STASHED:
             return []  # released, expired or a duplicate: the originator has moved on
+        if sender != entry.ahead or message.hop != entry.hop:
+            return [Count(name="gradient-off-its-path", detail=f"{message.key} from {sender[-6:]}")]
         entry.state = EntryState.BACKWARD
         self._leases.set(message.key, now + self._lease_s)
         return [RunBackward(key=message.key, packet=message.packet)]
@@ -169,8 +174,7 @@ class Relay:
         """Give back all that needs `peer`: as next or previous hop, or as originator (it may live, and must know)."""
         actions: list[Action] = []
         for key, entry in list(self._entries.items()):
-            ahead = entry.path[entry.hop + 1].peer if entry.hop + 1 < len(entry.path) else key.originator
-            if peer in (key.originator, ahead, entry.path[entry.hop - 1].peer):
+            if peer in (key.originator, entry.ahead, entry.path[entry.hop - 1].peer):
                 actions += self._give_back(key, unreachable=peer)
         return actions
 

@@ -1,6 +1,6 @@
 """Peers as processes of this machine: started, killed, left behind by their launcher, told to leave.
 
-Nothing here asserts how long something took; limits are timeouts, and a peer that leaves late is killed by its
+Times are asserted where a bar names them (F6, F7), on a monotonic clock; a peer that leaves late is killed by its
 launcher, which its exit code tells.
 """
 
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ import psutil
 import pytest
 
 from dht.identity import Identity
+from peer.config import HostConfig
 from peer.control_client import connect
+from peer.data import load_data
 from peer.follow import follow
 from peer.launch import LaunchError, LocalSwarm
 from peer.pointers import find_peers
@@ -88,6 +91,33 @@ def test_a_swarm_trains_survives_a_kill_and_leaves_in_time(tmp_path: Path):
     assert [peer.process.exitcode for peer in swarm.peers if peer is not victim] == [0, 0, 0]
     assert all(is_gone(process) for process in everybody)
     assert list((tmp_path / "run").iterdir()) == []
+
+
+START_MAX_S = LEAVE_MAX_S = 15.0  # bar F7
+ROUND_FLOOR_S = 0.5  # rounds of this size last less than a look at them
+
+
+def seconds_between_rounds(swarm: LocalSwarm, rounds: int) -> list[float]:
+    """How long each of the next rounds takes, seen from outside."""
+    first = swarm.status()[0].round
+    seen_s = []
+    for number in range(first + 1, first + rounds + 2):
+        swarm.wait_round(number, timeout_s=60)
+        seen_s.append(time.monotonic())
+    return [later - earlier for earlier, later in pairwise(seen_s)]
+
+
+@pytest.mark.timeout(300)
+def test_others_go_on_within_two_round_times_of_a_kill(tmp_path: Path):
+    """F6: the microbatches that were at the dead replica go to its sibling at once, not after a timeout."""
+    with LocalSwarm(a_spec(), {0: 1, 1: 2, 2: 1}, tmp_path) as swarm:
+        swarm.wait_round(5, timeout_s=120)
+        round_s = max(*seconds_between_rounds(swarm, 8), ROUND_FLOOR_S)
+        reached = swarm.status()[0].round
+        swarm.kill(1, 0)
+        killed_s = time.monotonic()
+        swarm.wait_round(reached + 2, timeout_s=60)  # the next one may have been all but done
+        assert time.monotonic() - killed_s <= 2 * round_s
 
 
 @pytest.mark.timeout(300)
@@ -162,7 +192,11 @@ class Commands:
         self.running: list[subprocess.Popen[str]] = []
 
     def _environ(self, who: str) -> dict[str, str]:
-        own = {"GOSSAMER_DATA_DIR": str(self.folder / who), "GOSSAMER_RUNTIME_DIR": str(self.folder / "run")}
+        own = {
+            "GOSSAMER_DATA_DIR": str(self.folder / who),
+            "GOSSAMER_RUNTIME_DIR": str(self.folder / "run"),
+            "GOSSAMER_CACHE_DIR": str(HostConfig().cache_dir),
+        }
         return {**os.environ, **own}
 
     def start(self, who: str, *arguments: str) -> subprocess.Popen[str]:
@@ -228,6 +262,20 @@ def test_volunteers_join_by_run_id_through_a_bootstrap_peer_and_leave_when_asked
     assert commands.run("leave").returncode == 0
     assert [process.wait(timeout=60) for process in peers] == [0, 0]
     assert commands.run("healthcheck").returncode == 1
+
+
+def test_one_peer_starts_and_leaves_within_fifteen_seconds(commands: Commands, run_file: Path):
+    """F7, from `gossamer join` to serving, imports and all. (That a second signal forces: test_host.)
+
+    But for the text, which is tokenized once on a machine.
+    """
+    load_data(TWO_STAGES, HostConfig().cache_dir)
+    began_s = time.monotonic()
+    peer = commands.start("alone", "join", "--run", str(run_file), "--stage", "0", "--new-swarm", *LOCAL)
+    wait_until(lambda: commands.states() == [PeerState.SERVING], START_MAX_S, "it serves")
+    assert time.monotonic() - began_s <= START_MAX_S
+    peer.send_signal(signal.SIGINT)
+    assert peer.wait(timeout=LEAVE_MAX_S) == 0
 
 
 @pytest.mark.timeout(200)

@@ -168,7 +168,7 @@ def test_what_peers_say_in_a_normal_round_passes(message, sender, me):
         ),
         (chunk(stage=3), "b1", "b2", "stage-out-of-range"),
         (chunk(index=2), "b1", "b2", "chunk-out-of-range"),
-        (chunk(count=2**40), "b1", "b2", "integer-out-of-range"),
+        (chunk(count=2**40), "b1", "b2", "too-many-chunks"),
         (chunk(count=0), "b1", "b2", "chunk-without-data"),
         (chunk(packet=None), "b1", "b2", "chunk-without-data"),
         (chunk(packet=replace(flat(3), data=bytes(5 << 20))), "b1", "b2", "tensor-too-long"),

@@ -23,7 +23,7 @@ from protocols.microbatch import VALIDATION_BASE, validation_batch
 from protocols.originator import HELD_RETRY_S, TRIP_FLOOR_S, Originator
 from protocols.rounds import AWAY_ROUND, RoundLedger
 from protocols.run_spec import RunSpec
-from tests.protocols.builders import EVERYBODY, PACKET, SPEC, activation, gradient, key, view_of
+from tests.protocols.builders import EVERYBODY, PACKET, PATH, SPEC, activation, gradient, key, view_of
 
 ONE = tiny_spec(4, rounds={"microbatches": 1, "attempts_max": 2})
 THIN = view_of("a1", "b1", "c1", "d1")  # one path there is
@@ -59,7 +59,7 @@ def returned(originator: Originator, work: WorkKey, now: float) -> list:
     """Forth, loss, back: the rest of a microbatch's life."""
     originator.on_activation(activation(work, hop=4))
     originator.on_loss_done(work, 2.5, PACKET)
-    originator.on_gradient(gradient(work, hop=0), now)
+    originator.on_gradient("b1", gradient(work, hop=0), now)
     return originator.on_backward_done(work)
 
 
@@ -90,7 +90,7 @@ def test_a_microbatch_from_fetch_to_end(originator: Originator):
     assert originator.on_forward_done(work, PACKET, 0.1) == [Send(to="b1", message=activation(work, hop=1))]
     assert originator.on_activation(activation(work, hop=4)) == [RunLoss(key=work, packet=PACKET, train=True)]
     assert originator.on_loss_done(work, 2.5, PACKET) == [Send(to="d1", message=gradient(work, hop=3))]
-    assert originator.on_gradient(gradient(work, hop=0), 0.5) == [RunBackward(key=work, packet=PACKET)]
+    assert originator.on_gradient("b1", gradient(work, hop=0), 0.5) == [RunBackward(key=work, packet=PACKET)]
     assert originator.on_backward_done(work) == [
         DropStash(key=work),
         MicrobatchFinished(key=work, round=0, train=True, loss=2.5, skipped=()),
@@ -208,13 +208,27 @@ def test_a_hopeless_microbatch_is_given_up_loudly():
     assert originator.is_idle
 
 
+def test_what_comes_back_off_its_path_is_not_ours(originator: Originator):
+    """A hostile relay may name another path, or send a gradient that is not its to send: only counted."""
+    sent_out(originator)
+    work = key(0)
+    made_up = (PATH[0], PATH[2], PATH[1], PATH[3])
+    (counted,) = originator.on_activation(activation(work, hop=4, path=made_up))
+    assert isinstance(counted, Count)
+    originator.on_activation(activation(work, hop=4))
+    originator.on_loss_done(work, 2.5, PACKET)
+    (counted,) = originator.on_gradient("d1", gradient(work, hop=0), 1.0)
+    assert isinstance(counted, Count)
+    assert originator.on_gradient("b1", gradient(work, hop=0), 1.0) == [RunBackward(key=work, packet=PACKET)]
+
+
 def test_a_skipped_stage_is_told(originator: Originator):
     sent_out(originator)
     originator.on_peer_lost("c1", view_of("a1", "b1", "d1"), 1.0)
     work = key(0, 2)
-    originator.on_activation(activation(work, hop=3))
+    originator.on_activation(activation(work, hop=3, path=tuple(hop for hop in PATH if hop.stage != 2)))
     originator.on_loss_done(work, 2.5, PACKET)
-    originator.on_gradient(gradient(work, hop=0), 1.0)
+    originator.on_gradient("b1", gradient(work, hop=0), 1.0)
     assert originator.on_backward_done(work)[-1].skipped == (2,)
 
 

@@ -162,7 +162,6 @@ def test_dead_siblings_do_not_hold_up_a_merge(recovery: Recovery):
     [
         (chunk(stage=1), "another stage than was asked for"),
         (chunk(kind=WeightsKind.WEIGHTS), "another kind"),
-        (chunk(count=1 << 30), "more chunks than anybody has"),
     ],
 )
 def test_a_donor_that_answers_something_else_has_failed(recovery: Recovery, wrong: WeightsChunk, why: str):

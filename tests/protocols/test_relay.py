@@ -43,9 +43,21 @@ def test_a_microbatch_goes_forth_and_back(relay: Relay):
     work = key(3)
     assert relay.on_activation(activation(work, hop=2), now=0.0) == [forward(work)]
     assert relay.on_forward_done(work, PACKET) == [Send(to="d1", message=activation(work, hop=3))]
-    assert relay.on_gradient(gradient(work, hop=2), now=1.0) == [RunBackward(key=work, packet=PACKET)]
+    assert relay.on_gradient("d1", gradient(work, hop=2), now=1.0) == [RunBackward(key=work, packet=PACKET)]
     assert relay.on_backward_done(work, PACKET) == [Send(to="b1", message=gradient(work, hop=1))]
     assert relay.is_idle
+
+
+@pytest.mark.parametrize(("sender", "hop"), [("b1", 2), ("x9", 2), ("d1", 1)])
+def test_a_gradient_off_its_path_moves_nothing(relay: Relay, sender: str, hop: int):
+    """Any peer knows the keys that pass through it; only the hop after us may send the gradient."""
+    work = key(3)
+    relay.on_activation(activation(work, hop=2), now=0.0)
+    relay.on_forward_done(work, PACKET)
+    (counted,) = relay.on_gradient(sender, gradient(work, hop=hop), now=1.0)
+    assert isinstance(counted, Count)
+    assert counted.name == "gradient-off-its-path"
+    assert relay.on_gradient("d1", gradient(work, hop=2), now=1.0) == [RunBackward(key=work, packet=PACKET)]
 
 
 def test_the_last_hop_sends_back_to_the_originator(ledger: RoundLedger):
@@ -71,7 +83,7 @@ def test_a_full_relay_queues_and_admits_in_order(relay: Relay):
         relay.on_activation(activation(key(counter), hop=2), now=0.0)
     assert (relay.num_stashes, relay.num_waiting) == (SLOTS, 2)
     relay.on_forward_done(key(0), PACKET)
-    relay.on_gradient(gradient(key(0), hop=2), now=1.0)
+    relay.on_gradient("d1", gradient(key(0), hop=2), now=1.0)
     assert relay.on_backward_done(key(0), PACKET)[1:] == [forward(key(SLOTS))]
     assert relay.on_release((key(1),)) == [DropStash(key=key(1)), forward(key(SLOTS + 1))]
 
@@ -97,7 +109,7 @@ def test_a_gradient_of_a_released_attempt_is_ignored(relay: Relay):
     relay.on_activation(activation(key(3), hop=2), now=0.0)
     relay.on_forward_done(key(3), PACKET)
     assert relay.on_release((key(3),)) == [DropStash(key=key(3))]
-    assert relay.on_gradient(gradient(key(3), hop=2), now=2.0) == []
+    assert relay.on_gradient("d1", gradient(key(3), hop=2), now=2.0) == []
     assert relay.on_backward_done(key(3), PACKET) == []
 
 
@@ -183,7 +195,7 @@ def test_slots_always_add_up(steps: list[tuple[str, int]]):
             case "forward":
                 relay.on_forward_done(key(counter), PACKET)
             case "gradient":
-                relay.on_gradient(gradient(key(counter), hop=2), now=0.0)
+                relay.on_gradient("d1", gradient(key(counter), hop=2), now=0.0)
             case "backward":
                 relay.on_backward_done(key(counter), PACKET)
             case "release":
