@@ -36,9 +36,9 @@ from peer.metrics import FlightRecorder, serve_metrics
 from peer.status import PeerStatus
 from peer.tracker import Tracker
 from peer.transport import Transport
+from protocols.actions import Announce
 from protocols.core import PeerCore
 from protocols.events import (
-    Announce,
     LeaveRequested,
     MessageReceived,
     PauseRequested,
@@ -55,7 +55,9 @@ logger = logging.getLogger(__name__)
 
 FIRST_VIEW_TRIES = 10
 STATUS_LIMIT_S = 2.0
-WITHDRAW_LIMIT_S = 3.0  # the table may have died with us; 5 s went to draining, and 15 are what a leave may take
+WITHDRAW_LIMIT_S = (
+    3.0  # the table may have died with us; 5 s went to draining, and 15 are what a leave may take
+)
 
 
 class PeerDaemon:

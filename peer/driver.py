@@ -19,25 +19,27 @@ from peer.data import TokenData
 from peer.metrics import FlightRecorder
 from peer.tracker import Tracker
 from peer.transport import MessageRefused, PeerUnreachable, Transport
-from protocols.core import PeerCore
-from protocols.events import (
+from protocols.actions import (
     Action,
     Announce,
-    BatchReady,
     CallPeer,
-    ClaimsRead,
     Count,
-    DeadlineReached,
-    Event,
     FetchBatch,
     Leave,
     MicrobatchFinished,
-    PingDone,
     PutClaim,
     ReadClaims,
     RoundFinished,
     RunRecovery,
     Send,
+)
+from protocols.core import PeerCore
+from protocols.events import (
+    BatchReady,
+    ClaimsRead,
+    DeadlineReached,
+    Event,
+    PingDone,
     SendFailed,
 )
 from protocols.messages import Message

@@ -6,7 +6,7 @@ import time
 from collections import Counter, deque
 
 from peer.status import EVENTS_MAX, VALIDATION_MAX, ValidationPoint
-from protocols.events import Count, MicrobatchFinished
+from protocols.actions import Count, MicrobatchFinished
 
 RATE_WINDOW_S = 30.0
 

@@ -8,7 +8,14 @@ or frozen is not gone: it stops renewing its record, and is given up when that l
 
 from __future__ import annotations
 
-from protocols.events import Action, CallPeer, ClaimsRead, Count, PingDone, PutClaim, ReadClaims
+from protocols.actions import (
+    Action,
+    CallPeer,
+    Count,
+    PutClaim,
+    ReadClaims,
+)
+from protocols.events import ClaimsRead, PingDone
 from protocols.placement import adopter
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, PeerState, SwarmView

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from protocols.actions import Action, Count
 from protocols.events import (
-    Action,
     BackwardDone,
     BatchReady,
     ComputeFailed,
-    Count,
     ForwardDone,
     InnerStepDone,
     LossDone,

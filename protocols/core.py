@@ -6,23 +6,27 @@ each event the round is moved on as far as it goes (`_settle`), so no machine ne
 
 from __future__ import annotations
 
+from protocols.actions import (
+    Action,
+    Announce,
+    CallPeer,
+    Count,
+    Leave,
+    RoundFinished,
+    RunInnerStep,
+)
 from protocols.adoption import Adoption
 from protocols.completions import on_compute, on_compute_failed
 from protocols.donor import Donor
 from protocols.events import (
-    Action,
-    Announce,
     BackwardDone,
     BatchReady,
-    CallPeer,
     ClaimsRead,
     ComputeFailed,
-    Count,
     DeadlineReached,
     Event,
     ForwardDone,
     InnerStepDone,
-    Leave,
     LeaveRequested,
     LossDone,
     MessageReceived,
@@ -32,8 +36,6 @@ from protocols.events import (
     PingDone,
     RecoveryDone,
     ResumeRequested,
-    RoundFinished,
-    RunInnerStep,
     SendFailed,
     SnapshotTaken,
     Started,

@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from protocols.events import Action, Count, Send, SnapshotTaken, TakeSnapshot
+from protocols.actions import (
+    Action,
+    Count,
+    Send,
+    TakeSnapshot,
+)
+from protocols.events import SnapshotTaken
 from protocols.messages import WeightsChunk, WeightsKind, WeightsRequest
 from protocols.swarm import PeerId
 from protocols.timers import Timers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.events import Action, CallPeer, Count
+from protocols.actions import Action, CallPeer, Count
 from protocols.messages import (
     BoundaryActivation,
     BoundaryGradient,

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from protocols.events import (
+from protocols.actions import (
     Action,
-    BatchReady,
     Count,
     DropStash,
     FetchBatch,
@@ -25,6 +24,7 @@ from protocols.events import (
     RunLoss,
     Send,
 )
+from protocols.events import BatchReady
 from protocols.messages import (
     BoundaryActivation,
     BoundaryGradient,

@@ -16,7 +16,14 @@ import random
 from collections.abc import Iterable
 from enum import Enum
 
-from protocols.events import Action, Count, OuterPrepared, PrepareOuter, RunOuterStep, Send
+from protocols.actions import (
+    Action,
+    Count,
+    PrepareOuter,
+    RunOuterStep,
+    Send,
+)
+from protocols.events import OuterPrepared
 from protocols.messages import OuterAccept, OuterExchange, OuterOffer, TensorPacket
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, SwarmView

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from protocols.events import (
+from protocols.actions import (
     Action,
     Count,
     DonorState,

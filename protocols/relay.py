@@ -12,7 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from protocols.events import Action, Count, DropStash, RunBackward, RunForward, Send
+from protocols.actions import (
+    Action,
+    Count,
+    DropStash,
+    RunBackward,
+    RunForward,
+    Send,
+)
 from protocols.messages import (
     BoundaryActivation,
     BoundaryGradient,

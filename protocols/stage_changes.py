@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.events import Action, ClaimsRead, Count, RecoveryDone, Started
+from protocols.actions import Action, Count
+from protocols.events import ClaimsRead, RecoveryDone, Started
 from protocols.originator import Originator
 from protocols.outer_sync import OuterSync
 from protocols.placement import choose_stage

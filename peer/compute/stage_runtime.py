@@ -24,9 +24,9 @@ from peer.compute.flat import FlatStage
 from peer.compute.inner_optimizer import InnerOptimizer
 from peer.compute.slow_weights import SlowWeights
 from peer.model.stage import FirstStage, build_stage, renumbered
+from protocols.actions import DonorState, RecoverySource, RunRecovery
 from protocols.checkfree import mix
 from protocols.errors import ConfigError, LocalProtocolError, RemoteProtocolError
-from protocols.events import DonorState, RecoverySource, RunRecovery
 from protocols.messages import TensorPacket, WeightsKind, WorkKey
 from protocols.run_spec import RunSpec
 from protocols.tensor_codec import decode, encode

@@ -21,27 +21,29 @@ from torch import Tensor
 
 from peer.compute.os_hints import ask_for_long_slice, keep_freed_memory
 from peer.compute.stage_runtime import StageRuntime
-from protocols.errors import LocalProtocolError
-from protocols.events import (
-    BackwardDone,
-    ComputeFailed,
+from protocols.actions import (
     DropStash,
-    Event,
-    ForwardDone,
-    InnerStepDone,
-    LossDone,
-    OuterPrepared,
-    OuterStepDone,
     PrepareOuter,
-    RecoveryDone,
     RunBackward,
     RunForward,
     RunInnerStep,
     RunLoss,
     RunOuterStep,
     RunRecovery,
-    SnapshotTaken,
     TakeSnapshot,
+)
+from protocols.errors import LocalProtocolError
+from protocols.events import (
+    BackwardDone,
+    ComputeFailed,
+    Event,
+    ForwardDone,
+    InnerStepDone,
+    LossDone,
+    OuterPrepared,
+    OuterStepDone,
+    RecoveryDone,
+    SnapshotTaken,
 )
 from protocols.messages import WorkKey
 

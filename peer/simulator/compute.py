@@ -11,25 +11,27 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from peer.simulator.clock import Clock
-from protocols.events import (
-    BackwardDone,
-    Event,
+from protocols.actions import (
     FetchBatch,
-    ForwardDone,
-    InnerStepDone,
-    LossDone,
-    OuterPrepared,
-    OuterStepDone,
     PrepareOuter,
-    RecoveryDone,
     RunBackward,
     RunForward,
     RunInnerStep,
     RunLoss,
     RunOuterStep,
     RunRecovery,
-    SnapshotTaken,
     TakeSnapshot,
+)
+from protocols.events import (
+    BackwardDone,
+    Event,
+    ForwardDone,
+    InnerStepDone,
+    LossDone,
+    OuterPrepared,
+    OuterStepDone,
+    RecoveryDone,
+    SnapshotTaken,
 )
 from protocols.messages import TensorPacket, WorkKey
 from protocols.run_spec import Codec, RunSpec

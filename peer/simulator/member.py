@@ -7,25 +7,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from protocols.core import PeerCore
-from protocols.events import (
+from protocols.actions import (
     Action,
     Announce,
-    BatchReady,
     CallPeer,
-    ClaimsRead,
     Count,
-    DeadlineReached,
     DropStash,
-    Event,
     FetchBatch,
     Leave,
     MicrobatchFinished,
-    PingDone,
     PutClaim,
     ReadClaims,
     RoundFinished,
     Send,
+)
+from protocols.core import PeerCore
+from protocols.events import (
+    BatchReady,
+    ClaimsRead,
+    DeadlineReached,
+    Event,
+    PingDone,
     SendFailed,
     Started,
     ViewChanged,

@@ -17,16 +17,18 @@ from peer.compute.stage_runtime import StageRuntime
 from peer.compute.worker import run_job
 from peer.simulator.clock import Clock
 from peer.simulator.compute import CostCompute, Job
+from protocols.actions import (
+    FetchBatch,
+    RunBackward,
+    RunForward,
+    RunRecovery,
+)
 from protocols.events import (
     BackwardDone,
     ComputeFailed,
     Event,
-    FetchBatch,
     ForwardDone,
     LossDone,
-    RunBackward,
-    RunForward,
-    RunRecovery,
 )
 from protocols.messages import WorkKey
 from protocols.run_spec import RunSpec

@@ -8,7 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from protocols.events import Action, Announce, Count, Event, MicrobatchFinished, RunOuterStep, Send
+from protocols.actions import (
+    Action,
+    Announce,
+    Count,
+    MicrobatchFinished,
+    RunOuterStep,
+    Send,
+)
+from protocols.events import Event
 from protocols.messages import BoundaryActivation, WorkKey
 from protocols.swarm import PeerId
 

@@ -15,13 +15,12 @@ from peer.simulator.member import Member
 from peer.simulator.network import SMALL_BYTES, LinkSettings, Network
 from peer.simulator.report import Books, Chronicle, InvariantBroken, Report, Tell
 from peer.simulator.table import Table
+from protocols.actions import Action, MicrobatchFinished
 from protocols.errors import ConfigError
 from protocols.events import (
-    Action,
     Event,
     LeaveRequested,
     MessageReceived,
-    MicrobatchFinished,
     PauseRequested,
     ResumeRequested,
     SendFailed,

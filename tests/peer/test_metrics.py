@@ -13,8 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from peer import metrics
 from peer.metrics import FlightRecorder, serve_metrics
 from peer.status import PeerStatus, ValidationPoint
+from protocols.actions import RunForward
 from protocols.errors import ConfigError
-from protocols.events import DeadlineReached, ForwardDone, RunForward, ViewChanged
+from protocols.events import DeadlineReached, ForwardDone, ViewChanged
 from protocols.messages import TensorPacket, WorkKey
 from protocols.run_spec import Codec
 from protocols.swarm import PeerInfo, PeerState, SwarmView

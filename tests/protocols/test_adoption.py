@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from protocols.actions import (
+    CallPeer,
+    Count,
+    PutClaim,
+    ReadClaims,
+)
 from protocols.adoption import CLAIM_SETTLE_S, Adoption
-from protocols.events import CallPeer, ClaimsRead, Count, PingDone, PutClaim, ReadClaims
+from protocols.events import ClaimsRead, PingDone
 from protocols.swarm import PeerState
 from tests.protocols.builders import SPEC, info, view_of
 

@@ -5,37 +5,39 @@ from __future__ import annotations
 import pytest
 
 from peer.simulator.swarm import tiny_spec
+from protocols.actions import (
+    Announce,
+    CallPeer,
+    Count,
+    DropStash,
+    Leave,
+    RecoverySource,
+    RoundFinished,
+    RunForward,
+    RunInnerStep,
+    RunRecovery,
+    Send,
+    TakeSnapshot,
+)
 from protocols.core import PeerCore
 from protocols.events import (
-    Announce,
     BackwardDone,
     BatchReady,
-    CallPeer,
     ClaimsRead,
     ComputeFailed,
-    Count,
     DeadlineReached,
-    DropStash,
     ForwardDone,
     InnerStepDone,
-    Leave,
     LeaveRequested,
     LossDone,
     MessageReceived,
     PauseRequested,
     PingDone,
     RecoveryDone,
-    RecoverySource,
     ResumeRequested,
-    RoundFinished,
-    RunForward,
-    RunInnerStep,
-    RunRecovery,
-    Send,
     SendFailed,
     SnapshotTaken,
     Started,
-    TakeSnapshot,
     ViewChanged,
 )
 from protocols.messages import (

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from peer.simulator.compute import CHUNK
+from protocols.actions import Count, Send, TakeSnapshot
 from protocols.donor import SNAPSHOT_FRESH_ROUNDS, SNAPSHOT_LEASE_S, WAITERS_MAX, Donor
-from protocols.events import Count, Send, SnapshotTaken, TakeSnapshot
+from protocols.events import SnapshotTaken
 from protocols.messages import WeightsChunk, WeightsKind, WeightsRequest
 
 SHA256 = "0" * 64

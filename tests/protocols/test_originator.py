@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from peer.simulator.swarm import tiny_spec
-from protocols.events import (
-    BatchReady,
+from protocols.actions import (
     Count,
     DropStash,
     FetchBatch,
@@ -18,6 +17,7 @@ from protocols.events import (
     RunLoss,
     Send,
 )
+from protocols.events import BatchReady
 from protocols.messages import Release, RoundPlan, Undeliverable, WorkKey
 from protocols.microbatch import VALIDATION_BASE, validation_batch
 from protocols.originator import HELD_RETRY_S, TRIP_FLOOR_S, Originator

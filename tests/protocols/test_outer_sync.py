@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from peer.simulator.compute import HALF
 from peer.simulator.swarm import tiny_spec
-from protocols.events import Count, OuterPrepared, PrepareOuter, RunOuterStep, Send
+from protocols.actions import (
+    Count,
+    PrepareOuter,
+    RunOuterStep,
+    Send,
+)
+from protocols.events import OuterPrepared
 from protocols.messages import OuterAccept, OuterExchange, OuterOffer, TensorPacket
 from protocols.outer_sync import OuterState, OuterSync, partner
 from protocols.run_spec import Codec

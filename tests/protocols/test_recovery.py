@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import pytest
 
 from peer.simulator.compute import CHUNK
-from protocols.events import Count, DonorState, RecoverySource, RunRecovery, Send
+from protocols.actions import (
+    Count,
+    DonorState,
+    RecoverySource,
+    RunRecovery,
+    Send,
+)
 from protocols.messages import TensorPacket, WeightsChunk, WeightsKind, WeightsRequest
 from protocols.outlook import Outlook
 from protocols.recovery import CHUNK_LIMIT_S, RETRY_S, Recovery, RecoveryState

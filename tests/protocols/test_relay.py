@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.events import Count, DropStash, RunBackward, RunForward, Send
+from protocols.actions import (
+    Count,
+    DropStash,
+    RunBackward,
+    RunForward,
+    Send,
+)
 from protocols.messages import Undeliverable
 from protocols.relay import WAITERS_MAX, Relay
 from protocols.rounds import RoundLedger

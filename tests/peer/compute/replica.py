@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from peer.compute.stage_runtime import StageRuntime
-from protocols.events import DonorState, RecoverySource, RunRecovery
+from protocols.actions import DonorState, RecoverySource, RunRecovery
 from protocols.messages import TensorPacket, WeightsKind, WorkKey
 from protocols.run_spec import Codec, RunSpec, preset
 from protocols.tensor_codec import encode

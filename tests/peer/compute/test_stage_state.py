@@ -10,9 +10,9 @@ import torch
 from peer.compute import snapshot
 from peer.compute.inner_optimizer import RAMP_STEPS
 from peer.compute.stage_runtime import StageRuntime
+from protocols.actions import DonorState, RecoverySource
 from protocols.checkfree import mix
 from protocols.errors import ConfigError
-from protocols.events import DonorState, RecoverySource
 from protocols.messages import WeightsKind
 from tests.peer.compute.replica import (
     ROWS,

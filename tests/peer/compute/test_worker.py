@@ -13,18 +13,9 @@ import torch
 
 from peer.compute.stage_runtime import StageRuntime
 from peer.compute.worker import ComputeWorker
-from protocols.events import (
-    BackwardDone,
-    ComputeFailed,
+from protocols.actions import (
     DropStash,
-    Event,
-    ForwardDone,
-    InnerStepDone,
-    LossDone,
-    OuterPrepared,
-    OuterStepDone,
     PrepareOuter,
-    RecoveryDone,
     RecoverySource,
     RunBackward,
     RunForward,
@@ -32,8 +23,19 @@ from protocols.events import (
     RunLoss,
     RunOuterStep,
     RunRecovery,
-    SnapshotTaken,
     TakeSnapshot,
+)
+from protocols.events import (
+    BackwardDone,
+    ComputeFailed,
+    Event,
+    ForwardDone,
+    InnerStepDone,
+    LossDone,
+    OuterPrepared,
+    OuterStepDone,
+    RecoveryDone,
+    SnapshotTaken,
 )
 from protocols.messages import TensorPacket, WeightsKind, WorkKey
 from protocols.run_spec import Codec, RunSpec, preset

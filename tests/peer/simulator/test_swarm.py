@@ -11,8 +11,8 @@ from peer.simulator.churn import Churn, layout_of, simulate
 from peer.simulator.compute import CostCompute
 from peer.simulator.report import InvariantBroken
 from peer.simulator.swarm import Simulation, tiny_spec
+from protocols.actions import DropStash, FetchBatch, MicrobatchFinished
 from protocols.errors import ConfigError
-from protocols.events import DropStash, FetchBatch, MicrobatchFinished
 from tests.protocols.builders import key
 
 LAYOUT = {0: 1, 1: 1, 2: 1}

@@ -1,0 +1,216 @@
+"""The peer's vocabulary, second half: what to do. The first half, what happened, is `protocols.events`.
+
+An action that takes time yields exactly one completion event with the same key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from protocols.messages import Message, TensorPacket, WeightsKind, WorkKey
+from protocols.swarm import PeerId, PeerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Failure comes back as SendFailed; success says nothing."""
+
+    to: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchBatch:
+    """-> BatchReady. Sample drawn from (seed, round, originator, counter); validation by counter alone."""
+
+    key: WorkKey
+    round: int
+    train: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunForward:
+    """-> ForwardDone. `packet` None on the first stage: the worker has the tokens."""
+
+    key: WorkKey
+    packet: TensorPacket | None
+    train: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLoss:
+    """-> LossDone."""
+
+    key: WorkKey
+    packet: TensorPacket
+    train: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBackward:
+    """-> BackwardDone."""
+
+    key: WorkKey
+    packet: TensorPacket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropStash:
+    """Forget what is kept for the key; on the first stage that is the microbatch with all its attempts."""
+
+    key: WorkKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInnerStep:
+    """-> InnerStepDone(round). Divide by the rows of the own backward passes, clip, AdamW, zero."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareOuter:
+    """-> OuterPrepared. Snapshot the weights; training may go on meanwhile."""
+
+    outer_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOuterStep:
+    """-> OuterStepDone. `packet` is the partner's half; None: alone."""
+
+    outer_step: int
+    packet: TensorPacket | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeSnapshot:
+    """-> SnapshotTaken."""
+
+    kind: WeightsKind
+    snapshot: str
+
+
+class RecoverySource(str, Enum):
+    """Where a stage's weights come from; the names of the rungs."""
+
+    INITIAL = "initial"  # nobody has trained yet: seeded initial weights
+    CATCH_UP = "catch-up"  # a sibling's snapshot
+    MERGE = "merge"  # CheckFree mix of both neighbours
+    COPY = "copy"  # the one neighbour there is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DonorState:
+    """A donor's snapshot, whole and in order."""
+
+    donor: PeerId
+    stage: int
+    round: int
+    outer_step: int
+    sha256: str
+    grad_norm: float
+    packets: tuple[TensorPacket, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecovery:
+    """-> RecoveryDone. Build the weights of `stage` from the donors' states; all or nothing."""
+
+    stage: int
+    source: RecoverySource
+    donors: tuple[DonorState, ...]
+    round: int
+    outer_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Announce:
+    """Store the own record, now and at each heartbeat, until changed."""
+
+    stage: int | None
+    state: PeerState
+    round: int
+    outer_step: int
+    forward_s: float
+    grad_norm: float
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutClaim:
+    """Claim an empty stage in the table."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadClaims:
+    """-> ClaimsRead."""
+
+    stage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPeer:
+    """-> PingDone."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicrobatchFinished:
+    """For progress, plots and the ledger. `loss` None: given up."""
+
+    key: WorkKey
+    round: int
+    train: bool
+    loss: float | None
+    skipped: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundFinished:
+    """The own replica has taken its step."""
+
+    round: int
+    grad_norm: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """One more of `name`; `detail` goes to the flight recorder, `notable` also to the log."""
+
+    name: str
+    detail: str = ""
+    notable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Nothing is held any more (or the time is up): withdraw the record and stop."""
+
+
+Action: TypeAlias = (
+    Send
+    | FetchBatch
+    | RunForward
+    | RunLoss
+    | RunBackward
+    | DropStash
+    | RunInnerStep
+    | PrepareOuter
+    | RunOuterStep
+    | TakeSnapshot
+    | RunRecovery
+    | Announce
+    | PutClaim
+    | ReadClaims
+    | CallPeer
+    | MicrobatchFinished
+    | RoundFinished
+    | Count
+    | Leave
+)
