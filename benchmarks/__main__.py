@@ -8,7 +8,7 @@ from importlib import import_module
 
 from benchmarks.bars import save_section
 
-NAMES = ("throughput", "simulator", "wire", "gpu")
+NAMES = ("throughput", "simulator", "wire", "skipping", "gpu", "planner", "live_paths")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import Enum
 from typing import Annotated, Any, TypeVar, cast
 
@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dht.identity import friendly_name
 from dht.packing import pack, unpack
+from protocols.coordinates import Coordinate
 from protocols.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from protocols.run_spec import PROTOCOL_VERSION, RunSpec
 from protocols.swarm import PeerId, PeerInfo, PeerState
@@ -34,6 +35,7 @@ PEER_ID_CHARS_MAX = 64
 _COUNT_MAX = 1 << 53  # exact in a double too, should a reader hold it as one
 _UNIX_S_MAX = 1e11
 _SECONDS_MAX = 1e6
+_LATENCY_MAX_S = 3600.0  # of a coordinate
 
 _RUN_ID = r"[a-z0-9][a-z0-9._-]{0,31}-[0-9a-f]{16}"
 _KEY = re.compile(rf"({_RUN_ID})/(?:peers/(\d\d)|claim/(0|[1-9]\d{{0,2}})|(spec))")
@@ -94,6 +96,9 @@ _Seconds = Annotated[float, Field(ge=0, le=_SECONDS_MAX)]
 _UnixS = Annotated[float, Field(ge=0, le=_UNIX_S_MAX)]
 _Stage = Annotated[int, Field(ge=0, lt=STAGES_MAX)]
 _Rate = Annotated[float, Field(ge=0, le=1e15)]
+_Place = Annotated[float, Field(ge=-_LATENCY_MAX_S, le=_LATENCY_MAX_S)]
+_Height = Annotated[float, Field(gt=0, le=_LATENCY_MAX_S)]
+_Share = Annotated[float, Field(ge=0, le=1)]
 _Maddr = Annotated[str, Field(max_length=MADDR_CHARS_MAX, pattern=r"\A/[!-~]+\z")]
 
 
@@ -113,6 +118,10 @@ class _PeerWire(_Wire):
     outer_step: _Count
     slots: Annotated[int, Field(ge=0, le=1 << 16)]
     forward_s: _Seconds
+    backward_s: _Seconds
+    upload_bytes_per_s: _Rate
+    download_bytes_per_s: _Rate
+    coordinate: tuple[_Place, _Place, _Height, _Share] | None  # x, y, height, error
     grad_norm: _Rate
     started_unix_s: _UnixS
     fresh: bool
@@ -161,7 +170,10 @@ _INFO_FIELDS = tuple(PeerInfo.__dataclass_fields__)
 
 def encode_peer(record: PeerRecord) -> bytes:
     own = {name: getattr(record, name) for name in _PeerWire.model_fields if name not in _INFO_FIELDS}
-    return _encode(_PeerWire, {**own, **{name: getattr(record.info, name) for name in _INFO_FIELDS}})
+    told = {name: getattr(record.info, name) for name in _INFO_FIELDS}
+    if record.info.coordinate is not None:
+        told["coordinate"] = astuple(record.info.coordinate)
+    return _encode(_PeerWire, {**own, **told})
 
 
 def parse_peer(data: bytes, *, owner: PeerId) -> PeerRecord:
@@ -170,7 +182,10 @@ def parse_peer(data: bytes, *, owner: PeerId) -> PeerRecord:
     if wire.peer != owner:
         raise RemoteProtocolError("record-owner", "the record names another peer than its owner")
     fields = wire.model_dump()
-    info = PeerInfo(**{name: fields.pop(name) for name in _INFO_FIELDS})
+    told = {name: fields.pop(name) for name in _INFO_FIELDS}
+    if wire.coordinate is not None:
+        told["coordinate"] = Coordinate(*wire.coordinate)
+    info = PeerInfo(**told)
     return PeerRecord(info=info, **fields)
 
 

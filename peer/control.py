@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from peer.pointers import Pointer, socket_path_for, write_pointer
 from peer.status import PeerStatus, ValidationPoint
+from protocols.coordinates import Coordinate
 from protocols.errors import ConfigError, GossamerError
 from protocols.proto import control_pb2, control_pb2_grpc
 from protocols.swarm import PeerInfo, PeerState
@@ -51,39 +52,33 @@ class Controllable(Protocol):
 # ---- messages ---------------------------------------------------------------------------------------
 
 
+_PLAIN_INFO_FIELDS = (
+    "peer", "round", "outer_step", "slots", "forward_s", "backward_s", "upload_bytes_per_s", "download_bytes_per_s",
+    "grad_norm", "started_unix_s", "fresh",
+)  # fmt: skip
+
+
 def info_to_proto(info: PeerInfo) -> control_pb2.PeerInfo:
     return control_pb2.PeerInfo(
-        peer=info.peer,
+        **{name: getattr(info, name) for name in _PLAIN_INFO_FIELDS},
         stage=info.stage,
         state=info.state.value,
-        round=info.round,
-        outer_step=info.outer_step,
-        slots=info.slots,
-        forward_s=info.forward_s,
-        grad_norm=info.grad_norm,
-        started_unix_s=info.started_unix_s,
-        fresh=info.fresh,
+        coordinate=() if info.coordinate is None else astuple(info.coordinate),
     )
 
 
 def info_from_proto(message: control_pb2.PeerInfo) -> PeerInfo:
     return PeerInfo(
-        peer=message.peer,
+        **{name: getattr(message, name) for name in _PLAIN_INFO_FIELDS},
         stage=message.stage if message.HasField("stage") else None,
         state=PeerState(message.state),
-        round=message.round,
-        outer_step=message.outer_step,
-        slots=message.slots,
-        forward_s=message.forward_s,
-        grad_norm=message.grad_norm,
-        started_unix_s=message.started_unix_s,
-        fresh=message.fresh,
+        coordinate=Coordinate(*message.coordinate) if message.coordinate else None,
     )
 
 
 _PLAIN_FIELDS = (
     "peer", "name", "run_id", "device", "paused", "round", "total_rounds", "outer_step", "tokens",
-    "tokens_per_s", "num_in_flight", "queue_depth", "uptime_s",
+    "tokens_per_s", "num_in_flight", "queue_depth", "uptime_s", "planned_round_s",
 )  # fmt: skip
 
 

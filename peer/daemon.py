@@ -109,6 +109,7 @@ class PeerDaemon:
             peers=tuple(sorted((info, *others), key=lambda known: known.peer)),
             uptime_s=time.time() - self._started_unix_s,
             events=tuple(self.tracker.events),
+            planned_round_s=originator.planner.group.makespan_s if originator is not None else 0.0,
         )
 
     def _counters(self) -> dict[str, float]:
@@ -151,7 +152,7 @@ class PeerDaemon:
             round=said.round,
             outer_step=said.outer_step,
             slots=self.spec.rounds.slots,
-            forward_s=said.forward_s,
+            **said.measured.fields(),
             grad_norm=said.grad_norm,
             started_unix_s=self._started_unix_s,
             fresh=said.fresh,

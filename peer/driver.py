@@ -26,12 +26,14 @@ from protocols.actions import (
     Count,
     FetchBatch,
     Leave,
+    MakePlan,
     MicrobatchFinished,
     PutClaim,
     ReadClaims,
     RoundFinished,
     RunRecovery,
     Send,
+    WeighStages,
 )
 from protocols.core import PeerCore
 from protocols.events import (
@@ -42,6 +44,7 @@ from protocols.events import (
     PingDone,
     SendFailed,
 )
+from protocols.group_plan import solve, weigh
 from protocols.messages import Message
 from protocols.microbatch import validation_batch
 from protocols.swarm import PeerId
@@ -133,6 +136,10 @@ class Driver:
                 self._spawn(self._recover(action))
             case CallPeer():
                 self._spawn(self._ping(action.peer))
+            case MakePlan():
+                self._spawn(self._plan(action))
+            case WeighStages():
+                self._spawn(self._weigh(action))
             case PutClaim():
                 self._spawn(self.discovery.put_claim(action.stage))
             case ReadClaims():
@@ -174,6 +181,12 @@ class Driver:
             batch = data.validation_batch(validation_batch(action.key.counter), rounds.rows, rounds.seq_len)
         self.worker.put_batch(action.key, *batch)
         self.post(BatchReady(key=action.key))
+
+    async def _plan(self, action: MakePlan) -> None:
+        self.post(await asyncio.to_thread(solve, action.problem, action.previous))
+
+    async def _weigh(self, action: WeighStages) -> None:
+        self.post(await asyncio.to_thread(weigh, action))
 
     async def _recover(self, action: RunRecovery) -> None:
         await self.prepare_stage(action.stage)

@@ -1,4 +1,4 @@
-"""Text from an exported folder, and its loss on held-out text, with our own model class.
+"""Text from an exported folder, with our own model class.
 
 Shape suffixes: B rows, L tokens, V vocabulary.
 """
@@ -6,20 +6,19 @@ Shape suffixes: B rows, L tokens, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from peer.data import TokenData
 from peer.export import WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 from peer.model.llama import Llama
+from peer.partial import check_order, layers_of, read_run
 from peer.tokens import load_tokenizer, special_tokens
 from protocols.errors import ConfigError
 from protocols.run_spec import ModelSpec, describe_errors
@@ -78,17 +77,20 @@ def generate(
     temperature: float = 0.8,
     top_k: int = 40,
     seed: int = 0,
+    stages: Sequence[int] | None = None,
     on_text: Callable[[str], None] | None = None,
 ) -> str:
     """The continuation of `prompt`, without it. Temperature 0 is greedy; `top_k` 0 takes all entries.
 
-    `on_text` gets the pieces as they come. Ends at the end token. The same seed gives the same text.
+    `stages` run in that order, the others are left out; None: the whole model. `on_text` gets the pieces as they
+    come. Ends at the end token. The same seed gives the same text.
     """
     if max_new_tokens < 1 or not 0 <= temperature < float("inf") or top_k < 0 or not 0 <= seed < 1 << 63:
         raise ConfigError(
             "max_new_tokens must be at least 1; temperature, top_k and seed at least 0 and finite"
         )
     model, spec = load_model(folder)
+    layers = None if stages is None else _layers(folder, spec, stages)
     tokenizer = load_tokenizer(folder / "tokenizer.json")
     special = special_tokens(tokenizer)
     ids = [tokenizer.token_to_id(special.bos), *tokenizer.encode(prompt, add_special_tokens=False).ids]
@@ -96,12 +98,18 @@ def generate(
     generator = torch.Generator().manual_seed(seed)
     for _ in range(max_new_tokens):
         context_BL = torch.tensor([ids[-spec.max_position_embeddings :]])
-        next_id = pick(model(context_BL)[0, -1], temperature, top_k, generator)
+        next_id = pick(model(context_BL, layers)[0, -1], temperature, top_k, generator)
         if next_id == end_id:
             break
         ids.append(next_id)
         shown += _emit(_decode(tokenizer, ids[num_prompt_ids:]), shown, on_text)
     return _decode(tokenizer, ids[num_prompt_ids:])
+
+
+def _layers(folder: Path, model: ModelSpec, stages: Sequence[int]) -> list[int]:
+    run = read_run(folder, model)
+    check_order(run, stages)
+    return layers_of(run, stages)
 
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:
@@ -128,19 +136,3 @@ def pick(logits_V: Tensor, temperature: float, top_k: int, generator: torch.Gene
         best, ids = logits_V, torch.arange(logits_V.numel())
     chances = torch.softmax(best.float() / temperature, dim=-1)
     return int(ids[torch.multinomial(chances, 1, generator=generator)])
-
-
-@torch.inference_mode()
-def evaluate(folder: Path, data: TokenData, num_batches: int, rows: int, seq_len: int) -> float:
-    """Mean loss (nats a token) on the first `num_batches` validation batches."""
-    model, spec = load_model(folder)
-    if data.vocab_size > spec.vocab_size:
-        raise ConfigError(
-            f"{folder}: vocabulary of {spec.vocab_size} entries, the data has {data.vocab_size}; "
-            f"use data made with the model's tokenizer"
-        )
-    total = 0.0
-    for index in range(num_batches):
-        tokens_BL, targets_BL = data.validation_batch(index, rows, seq_len)
-        total += float(F.cross_entropy(model(tokens_BL).flatten(0, 1), targets_BL.flatten()))
-    return total / num_batches

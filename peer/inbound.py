@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 
 from peer.framing import FrameKind, FrameStream, FramingError, Prefix, pack_frame
-from peer.outbound import Lane, lane_of
+from peer.outbound import Lane, Link, lane_of
 from peer.quota import Bucket, Budget, Offences
 from protocols.admission import WireLimits, check_data, check_message
 from protocols.errors import RemoteProtocolError
@@ -47,16 +48,17 @@ class _Arriving:
     reason: str = ""
     data: bytearray = field(default_factory=bytearray)
     reserved: int = 0
+    since_s: float = 0.0  # its buffer is there
 
 
 class Inbound:
     """One lane from one peer. `closed` is done when it is over."""
 
     def __init__(
-        self, sender: PeerId, lane: Lane, host: InboundHost, *, bucket: Bucket, offences: Offences
+        self, sender: PeerId, lane: Lane, host: InboundHost, *, bucket: Bucket, offences: Offences, link: Link
     ) -> None:
         self.sender, self.lane = sender, lane
-        self._host, self._bucket, self._offences = host, bucket, offences
+        self._host, self._bucket, self._offences, self._link = host, bucket, offences, link
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self._arriving = _Arriving()
@@ -150,6 +152,7 @@ class Inbound:
     def _take_buffer(self, num_bytes: int) -> bytearray:
         self._arriving.reserved = num_bytes
         self._arriving.data = bytearray(num_bytes)
+        self._arriving.since_s = monotonic()
         return self._arriving.data
 
     def _on_granted(self, num_bytes: int) -> None:
@@ -165,6 +168,7 @@ class Inbound:
 
     def _finish(self, prefix: Prefix, arriving: _Arriving) -> None:
         """Check the bytes, deliver, answer."""
+        self._link.received(prefix.tensor_bytes, monotonic() - arriving.since_s)
         try:
             if arriving.message is None:
                 raise RemoteProtocolError(arriving.reason)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -86,8 +87,14 @@ class LocalSwarm:
         layout: Mapping[int, int],
         folder: Path,
         settings: Mapping[str, Any] | None = None,
+        *,
+        enter: Callable[[str], None] | None = None,
     ) -> None:
-        """Logs, sockets and the peers' own folders lie in `folder`; `settings` are HostConfig fields for all."""
+        """Logs, sockets and the peers' own folders lie in `folder`; `settings` are HostConfig fields for all.
+
+        `enter` is called with the peer's label in its process before anything else, where peers are to run in
+        different surroundings, such as networks of their own.
+        """
         outside = [stage for stage in layout if stage >= spec.num_stages]
         if outside or not layout.get(0):
             wrong = (
@@ -99,6 +106,7 @@ class LocalSwarm:
         self.folder = folder.resolve()
         self.peers: list[LocalPeer] = []
         self._settings = dict(settings or {})
+        self._enter = enter
         self.runtime_dir = self.folder / "run"
 
     def __enter__(self) -> LocalSwarm:
@@ -145,7 +153,8 @@ class LocalSwarm:
         config = HostConfig.model_validate(fields | self._settings)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        arguments = (self.spec.to_json(), config.model_dump(), str(log_path))
+        enter = partial(self._enter, label) if self._enter is not None else None
+        arguments = (self.spec.to_json(), config.model_dump(), str(log_path), enter)
         process = context.Process(target=peer_process, args=arguments, name=label, daemon=True)
         with _without_main_module():
             process.start()
@@ -287,8 +296,12 @@ def _without_main_module() -> Iterator[None]:
         main.__spec__, main.__file__ = spec, file
 
 
-def peer_process(spec_json: str, fields: dict[str, Any], log_path: str) -> None:
+def peer_process(
+    spec_json: str, fields: dict[str, Any], log_path: str, enter: Callable[[], None] | None
+) -> None:
     """What runs in the child: a peer whose output goes to its log file."""
+    if enter is not None:
+        enter()
     os.setsid()  # Ctrl-C in the terminal is for the launcher, which then asks each peer to leave
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)

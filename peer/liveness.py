@@ -1,4 +1,5 @@
-"""Own pings to the peers that work of ours depends on: a frozen peer gives no other sign."""
+"""Own calls: to the peers that work of ours depends on, since a frozen peer gives no other sign; and to the others in
+turn, which tells how far everybody is."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Callable
 
 from peer.transport import PeerUnreachable, Transport
 from protocols.core import PeerCore
-from protocols.events import Event, SendFailed
+from protocols.events import Event, PingDone, SendFailed
 from protocols.swarm import PeerId
 
 
@@ -19,23 +20,34 @@ class Liveness:
         self._transport = transport
         self._post = post
         self._misses: dict[PeerId, int] = {}
+        self._turn = 0
 
     async def run(self) -> None:
         limits = self._core.spec.liveness
         while True:
             await asyncio.sleep(limits.heartbeat_s)
-            peers = self._core.depends_on()
-            self._misses = {peer: misses for peer, misses in self._misses.items() if peer in peers}
-            await asyncio.gather(*(self._ping(peer, limits.ping_s) for peer in sorted(peers)))
+            needed = self._core.depends_on()
+            self._misses = {peer: misses for peer, misses in self._misses.items() if peer in needed}
+            await asyncio.gather(
+                *(self._ping(peer, limits.ping_s) for peer in sorted({*needed, *self._next()}))
+            )
             for peer, misses in list(self._misses.items()):
-                if misses >= limits.ping_misses_max:
+                if peer in needed and misses >= limits.ping_misses_max:
                     del self._misses[peer]
                     self._post(SendFailed(peer=peer))
+            self._post(self._transport.access())
+
+    def _next(self) -> tuple[PeerId, ...]:
+        """One more peer of the view, another each time."""
+        others = [info.peer for info in self._core.visible.peers if info.peer != self._core.me]
+        self._turn += 1
+        return (others[self._turn % len(others)],) if others else ()
 
     async def _ping(self, peer: PeerId, limit_s: float) -> None:
         try:
-            await self._transport.ping(peer, limit_s)
+            seconds = await self._transport.ping(peer, limit_s)
         except PeerUnreachable:
             self._misses[peer] = self._misses.get(peer, 0) + 1
         else:
             self._misses.pop(peer, None)
+            self._post(PingDone(peer=peer, ok=True, seconds=seconds))

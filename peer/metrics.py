@@ -42,6 +42,10 @@ _GAUGES: dict[str, tuple[str, Callable[[PeerStatus], float | None]]] = {
     "gossamer_tokens_per_second": ("Tokens trained a second", lambda s: s.tokens_per_s),
     "gossamer_microbatches_in_flight": ("Own microbatches on their way", lambda s: s.num_in_flight),
     "gossamer_queue_depth": ("Microbatches that this relay holds or lets wait", lambda s: s.queue_depth),
+    "gossamer_planned_round_seconds": (
+        "What the group's plan says of a round; 0: no plan",
+        lambda s: s.planned_round_s,
+    ),
     "gossamer_uptime_seconds": ("Seconds since the start", lambda s: s.uptime_s),
     "gossamer_paused": ("1 while paused", lambda s: float(s.paused)),
 }

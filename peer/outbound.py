@@ -11,7 +11,7 @@ import asyncio
 import re
 import struct
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from time import monotonic  # finer than the loop's clock, which may stand still for a turn
 
@@ -34,6 +34,7 @@ STALL_S = 10.0  # without a byte taken or an ack, on top of what the rate explai
 RATE_ASSUMED_BYTES_PER_S = 128 << 10  # before it is measured: a poor home uplink
 PIPE_BYTES = 4 << 20  # what both daemons and the kernel may hold of a stream that has stopped
 RATE_SAMPLE_BYTES_MIN = 64 << 10
+TRANSFER_MIN_S = 1e-4
 REASON_BYTES_MAX = 64
 REASON = re.compile(rb"[a-z0-9-]{1,64}")
 LEAVING = "leaving"
@@ -86,6 +87,24 @@ class OutboundHost:
 
 
 @dataclass(slots=True)
+class Link:
+    """Measured between us and one peer, smoothed."""
+
+    sent_bytes_per_s: Average = field(default_factory=Average)
+    received_bytes_per_s: Average = field(default_factory=Average)
+    round_trip_s: Average = field(default_factory=Average)
+
+    def sent(self, num_bytes: int, until_ack_s: float) -> None:
+        """A transfer ends with its ack, half a round trip after the last byte and half before the first is seen."""
+        transfer_s = max(until_ack_s - (self.round_trip_s.value or 0.0), until_ack_s / 10, TRANSFER_MIN_S)
+        self.sent_bytes_per_s.add(num_bytes / transfer_s)
+
+    def received(self, num_bytes: int, seconds: float) -> None:
+        if num_bytes >= RATE_SAMPLE_BYTES_MIN:
+            self.received_bytes_per_s.add(num_bytes / max(seconds, TRANSFER_MIN_S))
+
+
+@dataclass(slots=True)
 class _Sent:
     done: asyncio.Future[None]
     num_bytes: int
@@ -96,11 +115,9 @@ class _Sent:
 class Outbound:
     """One lane to one peer."""
 
-    def __init__(
-        self, peer_id: PeerId, lane: Lane, host: OutboundHost, backoff: Backoff, rate: Average
-    ) -> None:
+    def __init__(self, peer_id: PeerId, lane: Lane, host: OutboundHost, backoff: Backoff, link: Link) -> None:
         self._peer, self._lane, self._host = peer_id, lane, host
-        self._backoff, self._rate = backoff, rate
+        self._backoff, self._link = backoff, link
         self._loop = asyncio.get_running_loop()
         self._queue: list[tuple[bytes, memoryview]] = []  # while dialling
         self._unacked: dict[int, _Sent] = {}
@@ -160,7 +177,7 @@ class Outbound:
             self._progress, self._progress_s = progress, now
             return
         under_way = min(PIPE_BYTES, sum(sent.num_bytes for sent in self._unacked.values()))
-        rate = self._rate.value or RATE_ASSUMED_BYTES_PER_S
+        rate = self._link.sent_bytes_per_s.value or RATE_ASSUMED_BYTES_PER_S
         if now - self._progress_s > STALL_S + 4 * under_way / rate:
             self.on_lost("stalled")
 
@@ -256,7 +273,7 @@ class Outbound:
             raise FramingError("ack-of-nothing")
         self._num_acks += 1
         if sent.alone and sent.num_bytes >= RATE_SAMPLE_BYTES_MIN:
-            self._rate.add(sent.num_bytes / max(1e-4, monotonic() - sent.at_s))
+            self._link.sent(sent.num_bytes, monotonic() - sent.at_s)
         if not sent.done.done():
             if error is None:
                 sent.done.set_result(None)

@@ -54,6 +54,7 @@ class PeerStatus:
     addresses: tuple[str, ...] = ()  # full multiaddrs, the farthest reaching first
     peers: tuple[PeerInfo, ...] = ()  # its view of the swarm, itself included
     uptime_s: float = 0.0
+    planned_round_s: float = 0.0  # of an originator: what its group's plan says; 0: no plan
     events: tuple[str, ...] = ()  # newest last
 
     @property

@@ -28,21 +28,23 @@ from peer.outbound import (
     GREETING,
     LEAVING,
     Lane,
+    Link,
     MessageRefused,
     Outbound,
     OutboundHost,
     PeerUnreachable,
     lane_of,
 )
-from peer.quota import Average, Backoff, Bucket, Budget, Offences
+from peer.quota import Backoff, Bucket, Budget, Offences
 from protocols.admission import WireLimits
 from protocols.errors import RemoteProtocolError
+from protocols.events import AccessMeasured
 from protocols.messages import Message
 from protocols.run_spec import PROTOCOL_VERSION, RunSpec
 from protocols.swarm import PeerId
 from protocols.wire import encode, require, run_tag
 
-__all__ = ["MessageRefused", "PeerUnreachable", "Rates", "Transport"]
+__all__ = ["MessageRefused", "PeerUnreachable", "Transport"]
 
 p2pd_pb2: Any = _p2pd_pb2  # its generated code has no types
 
@@ -57,14 +59,6 @@ BUDGET_BYTES_MIN = 64 << 20  # ... and at least so much
 BULK_BUDGET_FRAMES = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """Measured towards one peer, smoothed; None before the first measurement."""
-
-    bytes_per_s: float | None
-    latency_s: float | None
-
-
 @dataclass(slots=True)
 class _Remote:
     """All that we keep of one peer."""
@@ -74,8 +68,7 @@ class _Remote:
     inbound: dict[Lane, Inbound] = field(default_factory=dict)
     offences: Offences = field(default_factory=Offences)
     backoff: Backoff = field(default_factory=Backoff)
-    bytes_per_s: Average = field(default_factory=Average)
-    latency_s: Average = field(default_factory=Average)
+    link: Link = field(default_factory=Link)
     num_greetings: int = 0
 
     def is_idle(self, now: float) -> bool:
@@ -154,14 +147,20 @@ class Transport:
         except asyncio.TimeoutError:
             raise PeerUnreachable(to, "ping-timeout") from None
         seconds = monotonic() - began_s
-        self._remote(to).latency_s.add(seconds)
+        self._remote(to).link.round_trip_s.add(seconds)
         return seconds
 
-    def rates(self, of: PeerId) -> Rates:
-        remote = self._remotes.get(of)
-        if remote is None:
-            return Rates(bytes_per_s=None, latency_s=None)
-        return Rates(bytes_per_s=remote.bytes_per_s.value, latency_s=remote.latency_s.value)
+    def access(self) -> AccessMeasured:
+        """Of our own line: as fast as to or from the fastest peer; 0 before anything large went or came."""
+        links = [remote.link for remote in self._remotes.values()]
+        return AccessMeasured(
+            upload_bytes_per_s=max((link.sent_bytes_per_s.value or 0.0 for link in links), default=0.0),
+            download_bytes_per_s=max((link.received_bytes_per_s.value or 0.0 for link in links), default=0.0),
+        )
+
+    def link(self, to: PeerId) -> Link:
+        """What was measured between us and one peer."""
+        return self._remote(to).link
 
     async def close(self) -> None:
         """Say goodbye on every stream; sends that are under way fail."""
@@ -190,9 +189,7 @@ class Transport:
             raise PeerUnreachable(to, "transport-closed")
         remote = self._remote(to)
         if lane not in remote.outbound:
-            remote.outbound[lane] = Outbound(
-                to, lane, self._outbound_host, remote.backoff, remote.bytes_per_s
-            )
+            remote.outbound[lane] = Outbound(to, lane, self._outbound_host, remote.backoff, remote.link)
         return remote.outbound[lane]
 
     def _on_broken(self, peer_id: PeerId, reason: str) -> None:
@@ -301,6 +298,8 @@ class Transport:
         if lane in remote.inbound:  # its old stream is dead, or it misbehaves; either way the new one counts
             remote.inbound[lane].close("replaced")
         remote.backoff.clear()
-        inbound = Inbound(sender, lane, self._inbound_host, bucket=remote.bucket, offences=remote.offences)
+        inbound = Inbound(
+            sender, lane, self._inbound_host, bucket=remote.bucket, offences=remote.offences, link=remote.link
+        )
         remote.inbound[lane] = inbound
         return inbound

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from protocols.costs import Measured
 from protocols.messages import Message, TensorPacket, WeightsKind, WorkKey
 from protocols.swarm import PeerId, PeerState
+
+if TYPE_CHECKING:
+    from protocols.group_plan import PlanProblem
+    from protocols.planning import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +139,7 @@ class Announce:
     state: PeerState
     round: int
     outer_step: int
-    forward_s: float
+    measured: Measured
     grad_norm: float
     fresh: bool
 
@@ -158,6 +163,21 @@ class CallPeer:
     """-> PingDone."""
 
     peer: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MakePlan:
+    """-> PlanMade. In a thread: `protocols.group_plan.solve`."""
+
+    problem: PlanProblem
+    previous: Plan | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeighStages:
+    """-> StagesWeighed. In a thread: `protocols.group_plan.weigh`. By stage: the swarm with me there."""
+
+    problems: tuple[tuple[int, PlanProblem], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +229,8 @@ Action: TypeAlias = (
     | PutClaim
     | ReadClaims
     | CallPeer
+    | MakePlan
+    | WeighStages
     | MicrobatchFinished
     | RoundFinished
     | Count

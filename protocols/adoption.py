@@ -16,7 +16,7 @@ from protocols.actions import (
     ReadClaims,
 )
 from protocols.events import ClaimsRead, PingDone
-from protocols.placement import adopter
+from protocols.placement import adopter, first_claim
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, PeerState, SwarmView
 from protocols.timers import Timers
@@ -88,10 +88,4 @@ class Adoption:
             return None
         self._claimed = None
         self._empty_polls.pop(event.stage, None)
-        ages = dict(event.claims)
-        if self._me not in ages:
-            return None
-        settled = [peer for peer, age_s in ages.items() if age_s > ages[self._me] + CLAIM_SETTLE_S]
-        rivals = settled or [peer for peer, age_s in ages.items() if age_s > ages[self._me] - CLAIM_SETTLE_S]
-        winner = min(rivals)
-        return event.stage if winner == self._me else None
+        return event.stage if first_claim(event.claims, CLAIM_SETTLE_S) == self._me else None

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING
 
 from protocols.actions import Action, Count
 from protocols.events import (
+    AccessMeasured,
     BackwardDone,
     BatchReady,
     ComputeFailed,
     ForwardDone,
     InnerStepDone,
     LossDone,
+    PlanMade,
+    StagesWeighed,
 )
+from protocols.stage_changes import on_weighed
 
 if TYPE_CHECKING:
     from protocols.core import PeerCore
-
-MEASURE_DECAY = 0.1
 
 
 def on_compute(
@@ -26,12 +28,13 @@ def on_compute(
     mine = core.originator if event.key.originator == core.me else None
     match event:
         case ForwardDone():
-            _measure_forward(core, event.seconds)
+            core.costs.measured_forward(event.seconds)
             if mine is not None:
                 return mine.on_forward_done(event.key, event.packet, now)
             return core.relay.on_forward_done(event.key, event.packet)
         case BackwardDone():
             core.num_backwards += 1
+            core.costs.measured_backward(event.seconds)
             if mine is not None:
                 return mine.on_backward_done(event.key)
             return core.relay.on_backward_done(event.key, event.packet)
@@ -41,10 +44,16 @@ def on_compute(
             return mine.on_batch_ready(event) if mine is not None else []
 
 
-def _measure_forward(core: PeerCore, seconds: float) -> None:
-    core.forward_s = (
-        core.forward_s + MEASURE_DECAY * (seconds - core.forward_s) if core.forward_s else seconds
-    )
+def on_insight(core: PeerCore, event: AccessMeasured | PlanMade | StagesWeighed, now: float) -> list[Action]:
+    """What was measured or planned beside the work."""
+    match event:
+        case AccessMeasured(upload_bytes_per_s=upload, download_bytes_per_s=download):
+            core.costs.measured_access(upload, download)
+            return []
+        case PlanMade():
+            return core.originator.planner.group.on_made(event) if core.originator is not None else []
+        case StagesWeighed():
+            return on_weighed(core, event, now)
 
 
 def on_compute_failed(core: PeerCore, event: ComputeFailed, now: float) -> list[Action]:

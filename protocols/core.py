@@ -16,9 +16,11 @@ from protocols.actions import (
     RunInnerStep,
 )
 from protocols.adoption import Adoption
-from protocols.completions import on_compute, on_compute_failed
+from protocols.completions import on_compute, on_compute_failed, on_insight
+from protocols.costs import Costs
 from protocols.donor import Donor
 from protocols.events import (
+    AccessMeasured,
     BackwardDone,
     BatchReady,
     ClaimsRead,
@@ -34,17 +36,20 @@ from protocols.events import (
     OuterStepDone,
     PauseRequested,
     PingDone,
+    PlanMade,
     RecoveryDone,
     ResumeRequested,
     SendFailed,
     SnapshotTaken,
+    StagesWeighed,
     Started,
     ViewChanged,
 )
 from protocols.inbox import on_message, on_send_failed
+from protocols.moves import Moves
 from protocols.originator import Originator
 from protocols.outer_sync import OuterSync
-from protocols.outlook import Outlook
+from protocols.outlook import Outlook, lives_on
 from protocols.recovery import Recovery, RecoveryState
 from protocols.relay import Relay
 from protocols.rounds import RoundLedger
@@ -60,7 +65,7 @@ from protocols.stage_changes import (
     on_started,
     start_over,
 )
-from protocols.swarm import PeerId, PeerInfo, PeerState, SwarmView
+from protocols.swarm import PeerId, PeerState, SwarmView
 from protocols.timers import Timers
 
 MEASURE_DECAY = 0.1  # of the smoothed gradient norm
@@ -85,7 +90,8 @@ class PeerCore:
         self.looks_left = 0  # at the table, before a joiner chooses its stage
         self.paused = False
         self.leaving = False
-        self.forward_s = 0.0
+        self.costs = Costs(me)
+        self.moves = Moves(me, spec, self.costs)
         self.grad_norm = 0.0
         self.num_backwards = 0  # since the last inner step
         self.next_counter = 0
@@ -111,7 +117,7 @@ class PeerCore:
     def next_deadline(self) -> float | None:
         earliest_s = self.timers.next()
         for machine in (
-            self.outlook, self.relay, self.donor, self.recovery, self.adoption, self.originator, self.outer
+            self.outlook, self.relay, self.donor, self.recovery, self.adoption, self.moves, self.originator, self.outer
         ):  # fmt: skip
             deadline_s = machine.next_deadline() if machine is not None else None
             if deadline_s is not None and (earliest_s is None or deadline_s < earliest_s):
@@ -134,6 +140,8 @@ class PeerCore:
                 return self._on_view(event.view, now)
             case PingDone():
                 return self._on_ping(event, now)
+            case AccessMeasured() | PlanMade() | StagesWeighed():
+                return on_insight(self, event, now)
             case ComputeFailed():
                 return on_compute_failed(self, event, now)
             case _:
@@ -247,8 +255,9 @@ class PeerCore:
     # ---- view, liveness ----
 
     def _on_view(self, view: SwarmView, now: float) -> list[Action]:
-        gone = [info.peer for info in self.view.peers if info.peer != self.me and not _lives_on(info, view)]
+        gone = [info.peer for info in self.view.peers if info.peer != self.me and not lives_on(info, view)]
         self.outlook.see(view)
+        self.costs.forget(view)
         actions: list[Action] = []
         for peer in gone:
             actions += self._forget(peer, now)
@@ -257,6 +266,7 @@ class PeerCore:
         if self.recovery.state is not RecoveryState.SERVING or self.leaving:
             return actions
         actions += self.adoption.on_view(view, now)
+        self.moves.on_view(now)
         if self.stage != 0:
             return actions
         return actions + ([] if self.paused else keep_step(self, now))
@@ -283,6 +293,7 @@ class PeerCore:
     def _on_ping(self, event: PingDone, now: float) -> list[Action]:
         self.adoption.on_ping(event)
         if event.ok:
+            self.costs.measured_round_trip(event.peer, self.view.get(event.peer), event.seconds)
             self.outlook.trust(event.peer)
             return []
         return self.suspect(event.peer, now)
@@ -294,7 +305,9 @@ class PeerCore:
         if self.stage != 0 or self.recovery.state is not RecoveryState.SERVING or self.leaving:
             return []
         if self.originator is None:
-            self.originator = Originator(self.me, self.spec, self.ledger, next_counter=self.next_counter)
+            self.originator = Originator(
+                self.me, self.spec, self.ledger, self.costs, next_counter=self.next_counter
+            )
         self.originator.active = True
         return keep_step(self, now)
 
@@ -320,6 +333,7 @@ class PeerCore:
             actions += self.originator.on_deadline(self.visible, now)
         if self.outer is not None:
             actions += self.outer.on_deadline(now)
+        actions += self.moves.on_deadline(self.visible, self.stage, now)
         return actions + self.recovery.on_deadline(self.outlook, now) + self.adoption.on_deadline(now)
 
     def _on_timer(self, name: str, now: float) -> list[Action]:
@@ -349,7 +363,7 @@ class PeerCore:
             state=PeerState.LEAVING if self.relay.draining else state,
             round=self.ledger.round,
             outer_step=self.outer.outer_step if self.outer is not None else 0,
-            forward_s=self.forward_s,
+            measured=self.costs.published(),
             grad_norm=self.grad_norm,
             fresh=self.ledger.round < self.fresh_until,
         )
@@ -382,9 +396,3 @@ class PeerCore:
             self.outer.check_invariants()
         deadline_s = self.next_deadline()
         assert deadline_s is None or deadline_s >= now, "a deadline has passed unseen"
-
-
-def _lives_on(info: PeerInfo, view: SwarmView) -> bool:
-    """The peer behind `info` is in `view`, and has not started anew meanwhile."""
-    now = view.get(info.peer)
-    return now is not None and now.started_unix_s == info.started_unix_s

@@ -1,29 +1,159 @@
-"""What a hop costs: seconds of compute from the peers' records, seconds of link from own measurements, with decay."""
+"""What a hop costs: seconds of compute, and of link for n bytes. Measured, decayed, published as a few numbers a peer.
+
+Each peer measures itself (passes, access rates) and where it lies (`coordinates`); others take that from its record.
+What one has measured oneself goes before what a record claims, where the two differ by more than noise would explain:
+links by own round trips, compute by the trips of own microbatches.
+"""
 
 from __future__ import annotations
 
-from protocols.swarm import PeerId, PeerInfo
+from collections import deque
+from dataclasses import dataclass, fields, replace
+from math import floor, log10
+from typing import Any
 
-FORWARD_DEFAULT_S = 0.05  # of a peer that nobody has measured yet
-LINK_DEFAULT_S = 0.02
+from protocols.coordinates import Coordinate, moved, round_trip_s
+from protocols.swarm import PeerId, PeerInfo, SwarmView
+
+FORWARD_DEFAULT_S = 0.05  # of a peer while nobody has measured anything
+BACKWARD_FACTOR = 2.0  # of a forward, while nobody has measured
+RATE_DEFAULT_BYTES_PER_S = 12.5e6  # 100 Mbit/s
 DECAY = 0.2  # weight of the newest measurement
+CONTRADICTION = 2.0  # a claim is believed within this factor of what was measured
+TRIPS_KEPT = 8  # the shortest of the last trips through a peer tells its speed from its queue
+REMEMBERED_MAX = 4096  # peers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a peer publishes of itself; 0 and None: not yet measured."""
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    upload_bytes_per_s: float = 0.0
+    download_bytes_per_s: float = 0.0
+    coordinate: Coordinate | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As fields of a PeerInfo."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class Costs:
-    """Estimates kept by one originator."""
+    """Measurements of one peer, and its estimates of everybody's costs."""
 
-    def __init__(self) -> None:
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._forward_s = self._backward_s = 0.0
+        self._upload_bytes_per_s = self._download_bytes_per_s = 0.0
+        self._coordinate = Coordinate()
         self._round_trip_s: dict[PeerId, float] = {}
+        self._slowness: dict[PeerId, deque[float]] = {}  # of recent trips: took / predicted
 
-    def measured_round_trip(self, peer: PeerId, seconds: float) -> None:
-        old_s = self._round_trip_s.get(peer)
-        self._round_trip_s[peer] = seconds if old_s is None else old_s + DECAY * (seconds - old_s)
+    # ---- own measurements ----
+
+    def measured_forward(self, seconds: float) -> None:
+        self._forward_s = _decayed(self._forward_s, seconds)
+
+    def measured_backward(self, seconds: float) -> None:
+        self._backward_s = _decayed(self._backward_s, seconds)
+
+    def measured_access(self, upload_bytes_per_s: float, download_bytes_per_s: float) -> None:
+        """The fastest that anything went out or came in lately."""
+        self._upload_bytes_per_s, self._download_bytes_per_s = upload_bytes_per_s, download_bytes_per_s
+
+    def measured_round_trip(self, peer: PeerId, info: PeerInfo | None, seconds: float) -> None:
+        """A call was answered; `info` is what the view knows of who answered."""
+        if len(self._round_trip_s) < REMEMBERED_MAX or peer in self._round_trip_s:
+            self._round_trip_s[peer] = _decayed(self._round_trip_s.get(peer, 0.0), seconds)
+        if info is not None and info.coordinate is not None:
+            self._coordinate = moved(self._coordinate, info.coordinate, seconds, me=self._me, other=peer)
+
+    def measured_trip(self, relays: tuple[PeerId, ...], took: float) -> None:
+        """A microbatch came back; `took` is its seconds over those predicted for an empty swarm."""
+        for relay in relays:
+            if len(self._slowness) < REMEMBERED_MAX or relay in self._slowness:
+                self._slowness.setdefault(relay, deque(maxlen=TRIPS_KEPT)).append(took)
+
+    def forget(self, view: SwarmView) -> None:
+        """Those that are in the table no more."""
+        for known in (self._round_trip_s, self._slowness):
+            for peer in [peer for peer in known if peer not in view]:
+                del known[peer]
+
+    def published(self) -> Measured:
+        """For the own record, rounded so that noise is no news."""
+        return Measured(
+            forward_s=_two_digits(self._forward_s),
+            backward_s=_two_digits(self._backward_s),
+            upload_bytes_per_s=_two_digits(self._upload_bytes_per_s),
+            download_bytes_per_s=_two_digits(self._download_bytes_per_s),
+            coordinate=self._coordinate.published(),
+        )
+
+    # ---- estimates ----
 
     def forward_s(self, info: PeerInfo) -> float:
-        return info.forward_s or FORWARD_DEFAULT_S
+        claimed_s = info.forward_s or FORWARD_DEFAULT_S
+        trips = self._slowness.get(info.peer)
+        slowness = min(trips) if trips is not None and len(trips) == TRIPS_KEPT else 1.0
+        return claimed_s * slowness if slowness > CONTRADICTION else claimed_s
 
-    def link_s(self, source: PeerId, target: PeerId) -> float:
-        """One way. Only links from here are measured; a stranger's link counts as half of what reaching both takes."""
-        del source  # first form: access links dominate, so the target's counts
-        round_trip_s = self._round_trip_s.get(target)
-        return LINK_DEFAULT_S if round_trip_s is None else round_trip_s / 2
+    def believed(self, info: PeerInfo) -> PeerInfo:
+        """Its record, with compute times as we believe them."""
+        if not info.forward_s:
+            return info
+        forward_s = self.forward_s(info)
+        return info if forward_s == info.forward_s else replace(info, forward_s=_two_digits(forward_s))
+
+    def backward_s(self, info: PeerInfo) -> float:
+        factor = info.backward_s / info.forward_s if info.forward_s and info.backward_s else BACKWARD_FACTOR
+        return factor * self.forward_s(info)
+
+    def link_s(self, source: PeerInfo, target: PeerInfo, num_bytes: int) -> float:
+        """One way."""
+        return self.latency_s(source, target) + num_bytes / _rate_bytes_per_s(source, target)
+
+    def latency_s(self, source: PeerInfo, target: PeerInfo) -> float:
+        claimed_s = claimed_latency_s(source, target)
+        if self._me not in (source.peer, target.peer):
+            return claimed_s
+        measured_s = self._round_trip_s.get(target.peer if source.peer == self._me else source.peer)
+        if measured_s is None:
+            return claimed_s
+        is_near = claimed_s / CONTRADICTION <= measured_s / 2 <= claimed_s * CONTRADICTION
+        return claimed_s if is_near else measured_s / 2
+
+    def contradicted(self, peers: tuple[PeerInfo, ...]) -> dict[PeerId, float]:
+        """Own latency to those whose coordinates are wrong about it."""
+        mine = next((info for info in peers if info.peer == self._me), None)
+        if mine is None:
+            return {}
+        found = {info.peer: self.latency_s(mine, info) for info in peers if info.peer != self._me}
+        return {
+            info.peer: found[info.peer]
+            for info in peers
+            if info.peer in found and found[info.peer] != claimed_latency_s(mine, info)
+        }
+
+
+def claimed_latency_s(source: PeerInfo, target: PeerInfo) -> float:
+    """One way, as both records have it; 0 while one of the two does not know where it lies."""
+    if source.coordinate is None or target.coordinate is None or source.peer == target.peer:
+        return 0.0
+    return round_trip_s(source.coordinate, target.coordinate) / 2
+
+
+def _rate_bytes_per_s(source: PeerInfo, target: PeerInfo) -> float:
+    """Of the narrower of the two access lines."""
+    up = source.upload_bytes_per_s or RATE_DEFAULT_BYTES_PER_S
+    down = target.download_bytes_per_s or up
+    return max(1.0, min(up, down))
+
+
+def _decayed(old: float, new: float) -> float:
+    return old + DECAY * (new - old) if old else new
+
+
+def _two_digits(value: float) -> float:
+    return round(value, 1 - floor(log10(value))) if value > 0 else 0.0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from protocols.messages import Message, TensorPacket, WeightsKind, WorkKey
 from protocols.swarm import PeerId, SwarmView
+
+if TYPE_CHECKING:
+    from protocols.group_plan import PlanProblem
+    from protocols.planning import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +148,30 @@ class PingDone:
     is_gone: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessMeasured:
+    """How fast anything went out of this peer lately, and came in."""
+
+    upload_bytes_per_s: float
+    download_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMade:
+    """`plan` None: there is none, for this `reason`."""
+
+    problem: PlanProblem
+    plan: Plan | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagesWeighed:
+    """Planned seconds a microbatch, by the stage that this peer would serve; infinite where there is no plan."""
+
+    seconds: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class DeadlineReached:
     """`next_deadline()` has passed."""
@@ -181,6 +209,9 @@ Event: TypeAlias = (
     | ViewChanged
     | ClaimsRead
     | PingDone
+    | AccessMeasured
+    | PlanMade
+    | StagesWeighed
     | DeadlineReached
     | PauseRequested
     | ResumeRequested

@@ -24,6 +24,7 @@ from protocols.actions import (
     RunLoss,
     Send,
 )
+from protocols.costs import Costs
 from protocols.events import BatchReady
 from protocols.messages import (
     BoundaryActivation,
@@ -46,26 +47,26 @@ from protocols.rounds import AWAY_ROUND, RoundLedger
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, SwarmView
 from protocols.timers import Timers
+from protocols.trips import Trips
 
 HELD_RETRY_S = 1.0  # how often a microbatch without a feasible path looks again
-TRIP_FACTOR = 8.0  # a deadline is so many times the usual trip: machines are shared and stall
-TRIP_FLOOR_S = 5.0
-TRIP_DECAY = 0.2
 VIEW_FILLS_S = 10.0  # a new peer's view of the table is complete by then
 
 
 class Originator:
     """Invariant: at most `window` microbatches are past QUEUED."""
 
-    def __init__(self, me: PeerId, spec: RunSpec, ledger: RoundLedger, *, next_counter: int = 0) -> None:
+    def __init__(
+        self, me: PeerId, spec: RunSpec, ledger: RoundLedger, costs: Costs, *, next_counter: int = 0
+    ) -> None:
         self._me = me
         self._spec = spec
         self._ledger = ledger
-        self._planner = Planner(spec=spec, me=me)
+        self.planner = Planner(spec=spec, me=me, costs=costs)
         self._open: dict[int, Microbatch] = {}
         self._queue: deque[int] = deque()
         self._timers: Timers[int] = Timers()
-        self._trip_s: float | None = None
+        self._trips = Trips(spec.liveness)
         self.next_round = ledger.round
         self.next_counter = next_counter
         self.active = True  # False: paused or leaving
@@ -102,7 +103,7 @@ class Originator:
 
     def advance(self, view: SwarmView, everybody: SwarmView, now: float) -> list[Action]:
         """Begin the next round when its time has come, then fill the window. `view` is `everybody` less suspects."""
-        actions = self._greet(view)
+        actions = [*self.planner.want(view, now), *self._greet(view)]
         if self._may_begin(view, now):
             actions += self._begin_round(view, everybody)
         while self._queue and self.num_in_flight < self._spec.rounds.window:
@@ -175,10 +176,10 @@ class Originator:
         trains = range(self.next_counter, self.next_counter + rounds.microbatches)
         if self.next_round >= rounds.total_rounds:
             trains = range(0)  # all trained: only the last validation is left
-        self._planner.start_round()
+        self.planner.start_round()
         planned: list[Microbatch] = []
         for counter, train in [*((c, False) for c in evals), *((c, True) for c in trains)]:
-            path = self._planner.plan(view, counter)
+            path = self.planner.plan(view, counter, index=counter - trains.start if train else None)
             if isinstance(path, NoFeasiblePath):
                 self.waiting_for = path.empty_stages
                 return None
@@ -232,7 +233,7 @@ class Originator:
         microbatch.tries += 1
         if microbatch.first_sent_s is None:
             microbatch.first_sent_s = now
-        self._timers.set(microbatch.key.counter, now + self._trip_limit_s(microbatch.tries))
+        self._timers.set(microbatch.key.counter, now + self._trips.limit_s(microbatch.tries))
         first = BoundaryActivation(
             key=microbatch.key,
             round=microbatch.round,
@@ -271,7 +272,8 @@ class Originator:
         if sender != microbatch.path[1].peer:
             return [Count(name="gradient-off-its-path", detail=f"{message.key} from {sender[-6:]}")]
         microbatch.state = MicrobatchState.CLOSING
-        self._measure_trip(now - microbatch.sent_at_s)
+        self._trips.measured(now - microbatch.sent_at_s)
+        self.planner.measured_trip(microbatch.path, now - microbatch.sent_at_s)
         self._timers.set(message.key.counter, now + self._spec.liveness.lease_s)
         return [RunBackward(key=message.key, packet=message.packet)]
 
@@ -356,7 +358,7 @@ class Originator:
 
     def _find_path(self, microbatch: Microbatch, view: SwarmView, now: float) -> list[Action]:
         """A path for the current attempt; without one it is held until the view has something better."""
-        path = self._planner.plan(view, microbatch.key.counter)
+        path = self.planner.plan(view, microbatch.key.counter)
         feasible = not isinstance(path, NoFeasiblePath)
         self.waiting_for = () if feasible else path.empty_stages
         microbatch.path = path if feasible else ()
@@ -376,17 +378,6 @@ class Originator:
         if microbatch.tries < self._spec.rounds.attempts_max or microbatch.first_sent_s is None:
             return False
         return now - microbatch.first_sent_s >= self._spec.liveness.round_s
-
-    def _trip_limit_s(self, tries: int) -> float:
-        """Doubles with each try: a relay that waits for its round is slow, not lost."""
-        limit_s = self._spec.liveness.attempt_s
-        if self._trip_s is None:
-            return limit_s
-        return min(limit_s, max(TRIP_FLOOR_S, TRIP_FACTOR * self._trip_s) * 2 ** min(tries - 1, 8))
-
-    def _measure_trip(self, seconds: float) -> None:
-        old_s = self._trip_s
-        self._trip_s = seconds if old_s is None else old_s + TRIP_DECAY * (seconds - old_s)
 
     def check_invariants(self, now: float) -> None:
         assert self.num_in_flight <= self._spec.rounds.window, "more in flight than the window"

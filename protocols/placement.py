@@ -29,6 +29,13 @@ def choose_stage(view: SwarmView, num_stages: int, me: PeerId) -> int:
     raise AssertionError("me is among the joiners")
 
 
+def first_claim(claims: Iterable[tuple[PeerId, float]], settle_s: float) -> PeerId | None:
+    """Whose claim won: the lowest id among the oldest ones, where claims within `settle_s` of each other compete."""
+    ages_s = dict(claims)
+    oldest_s = max(ages_s.values(), default=0.0)
+    return min((peer for peer, age_s in ages_s.items() if age_s > oldest_s - settle_s), default=None)
+
+
 def adopter(view: SwarmView, empty_stage: int, num_stages: int) -> PeerId | None:
     """Who leaves its stage for `empty_stage`: the lowest id of the stage with most replicas, two at least.
 

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TypeAlias
 
+from protocols.actions import Action
 from protocols.costs import Costs
+from protocols.group_plan import GroupPlan
 from protocols.messages import Hop, Path
 from protocols.run_spec import RunSpec
 from protocols.stage_order import legal_orders
-from protocols.swarm import PeerId, PeerInfo, SwarmView
+from protocols.swarm import PeerId, PeerInfo, PeerState, SwarmView
 
+TRIP_MIN_S = 1e-3
 MISSING_SHARE_MAX = (
     0.25  # of a path that may be skipped because nobody serves it; one stage is always allowed
 )
+
+
+_Reached: TypeAlias = "tuple[float, Path, PeerInfo]"  # cost so far, hops, the last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,26 +42,65 @@ class Planner:
 
     spec: RunSpec
     me: PeerId
-    costs: Costs = field(default_factory=Costs)
+    costs: Costs
+    group: GroupPlan = field(init=False)
+    _boundary_bytes: int = field(init=False)
+    _view: SwarmView = field(default_factory=SwarmView)  # that of the last plan
     _assigned: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
     _visits: dict[int, int] = field(default_factory=dict[int, int])
+
+    def __post_init__(self) -> None:
+        self._boundary_bytes = self.spec.boundary_bytes
+        self.group = GroupPlan(self.spec, self.me, self.costs)
 
     def start_round(self) -> None:
         """Load balance is by round: what a peer was given in this one."""
         self._assigned.clear()
 
-    def plan(self, view: SwarmView, counter: int) -> Path | NoFeasiblePath:
-        """The path of the next microbatch. `view` is without suspects."""
-        missing = frozenset(view.empty_stages(self.spec.num_stages))
+    def plan(self, view: SwarmView, counter: int, *, index: int | None = None) -> Path | NoFeasiblePath:
+        """The path of the next microbatch: the group's plan for the round's microbatch `index`, else the fastest.
+
+        `view` is without suspects.
+        """
+        self._view = view
+        missing = self._missing(view)
         if len(missing) > self._missing_max():
             return NoFeasiblePath(empty_stages=tuple(sorted(missing)))
+        planned = self.group.path(index, view) if index is not None else None
+        path = planned or self._choose(view, counter, missing)
+        if not isinstance(path, NoFeasiblePath):
+            self._remember(path)
+        return path
+
+    def want(self, view: SwarmView, now: float) -> list[Action]:
+        """Ask for the group's plan, where there can be one."""
+        if not self.group.may_want(view) or len(self._missing(view)) > self._missing_max():
+            return []
+        return self.group.want(view, now)
+
+    def _missing(self, view: SwarmView) -> frozenset[int]:
+        return frozenset(view.empty_stages(self.spec.num_stages))
+
+    def measured_trip(self, path: Path, seconds: float) -> None:
+        """A microbatch has been there and back."""
+        known = [self._view.get(hop.peer) for hop in path]
+        infos = [info for info in known if info is not None]
+        if len(infos) == len(path):
+            self.costs.measured_trip(tuple(hop.peer for hop in path[1:]), seconds / self._unloaded_s(infos))
+
+    def _unloaded_s(self, infos: list[PeerInfo]) -> float:
+        """There and back through an empty swarm, by what records claim."""
+        compute_s = sum(info.forward_s + info.backward_s for info in infos)
+        links = pairwise([*infos, infos[0]])
+        link_s = sum(self.costs.link_s(source, target, self._boundary_bytes) for source, target in links)
+        return max(compute_s + 2 * link_s, TRIP_MIN_S)
+
+    def _choose(self, view: SwarmView, counter: int, missing: frozenset[int]) -> Path | NoFeasiblePath:
         orders = self._orders(missing)
         if not orders:
             return NoFeasiblePath(empty_stages=tuple(sorted(missing)))
         order = min(orders, key=self._visit_cost)
-        path = (Hop(0, self.me), *self._fastest(order, view, counter))
-        self._remember(path)
-        return path
+        return (Hop(0, self.me), *self._fastest(order, view, counter))
 
     def _missing_max(self) -> int:
         paths = self.spec.paths
@@ -79,23 +126,24 @@ class Planner:
 
     def _fastest(self, order: tuple[int, ...], view: SwarmView, counter: int) -> Path:
         """Dynamic programming over the replicas of each stage; the load multiplies a peer's compute seconds."""
-        best: dict[PeerId, tuple[float, Path]] = {self.me: (0.0, ())}
+        me = view.get(self.me) or PeerInfo(peer=self.me, stage=0, state=PeerState.SERVING)
+        best: list[_Reached] = [(0.0, (), me)]
         for stage in order[1:]:
-            reached: dict[PeerId, tuple[float, Path]] = {}
+            reached: list[_Reached] = []
             for info in self._rotated(view.replicas(stage), counter):
                 busy_s = self.costs.forward_s(info) * (1 + self._assigned.get(info.peer, 0))
-                hop = Hop(stage, info.peer)
-                cost_s, path = min(
-                    (
-                        (cost_s + self.costs.link_s(last, info.peer), path)
-                        for last, (cost_s, path) in best.items()
-                    ),
-                    key=lambda entry: entry[0],
-                )
-                reached[info.peer] = (cost_s + busy_s, (*path, hop))
+                cost_s, path = self._nearest(best, info)
+                reached.append((cost_s + busy_s, (*path, Hop(stage, info.peer)), info))
             best = reached
-        closing = ((cost_s + self.costs.link_s(last, self.me), path) for last, (cost_s, path) in best.items())
-        return min(closing, key=lambda entry: entry[0])[1]
+        return self._nearest(best, me)[1]
+
+    def _nearest(self, reached: list[_Reached], to: PeerInfo) -> tuple[float, Path]:
+        """The cheapest of the paths so far, and the link from its end."""
+        ways = (
+            (cost_s + self.costs.link_s(last, to, self._boundary_bytes), path)
+            for cost_s, path, last in reached
+        )
+        return min(ways, key=lambda way: way[0])
 
     def _rotated(self, replicas: tuple[PeerInfo, ...], counter: int) -> tuple[PeerInfo, ...]:
         start = (_spread(self.me) + counter) % len(replicas)

@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from enum import Enum
+from math import prod
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -113,6 +114,9 @@ class PathSpec(_Part):
     swaps_max: int = Field(default=0, ge=0, le=2)
     skip_width_max: int = Field(
         default=4, ge=1, description="the next stage is at most so far beyond the frontier"
+    )
+    planned: bool = Field(
+        default=True, description="originators plan rounds together; false: each takes its fastest paths"
     )
     missing_stages_max: int = Field(
         default=1, ge=0, description="stages without a replica that a path may skip"
@@ -237,6 +241,12 @@ class RunSpec(_Part):
     @property
     def tokens_per_microbatch(self) -> int:
         return self.rounds.rows * self.rounds.seq_len
+
+    @property
+    def boundary_bytes(self) -> int:
+        """Of a boundary tensor on the wire, without the few of its scales."""
+        width = {Codec.RAW: 4, Codec.BF16: 2, Codec.INT8: 1}[self.boundary_codec]
+        return width * prod(self.boundary_shape)
 
     @property
     def boundary_shape(self) -> tuple[int, int, int]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from protocols.actions import Action, Count
-from protocols.events import ClaimsRead, RecoveryDone, Started
+from protocols.actions import Action, Count, WeighStages
+from protocols.events import ClaimsRead, RecoveryDone, StagesWeighed, Started
 from protocols.originator import Originator
 from protocols.outer_sync import OuterSync
 from protocols.placement import choose_stage
@@ -41,8 +41,22 @@ def look_for_stage(core: PeerCore, now: float) -> list[Action]:
     core.looks_left -= 1
     if core.looks_left > 0:
         return []
-    core.stage = choose_stage(core.view, core.spec.num_stages, core.me)
-    return core.recovery.begin(core.stage, core.outlook, now)
+    problem = core.moves.joiners_problem(core.view)
+    if problem is not None:
+        return [WeighStages(problems=problem)]
+    return _take_stage(core, choose_stage(core.view, core.spec.num_stages, core.me), now)
+
+
+def on_weighed(core: PeerCore, event: StagesWeighed, now: float) -> list[Action]:
+    """Where this peer helps the plan most: as a joiner it goes there, as a serving peer it may."""
+    if core.stage is None:
+        return _take_stage(core, min(event.seconds, key=lambda weighed: (weighed[1], weighed[0]))[0], now)
+    return core.moves.on_weighed(event, core.stage, now)
+
+
+def _take_stage(core: PeerCore, stage: int, now: float) -> list[Action]:
+    core.stage = stage
+    return core.recovery.begin(stage, core.outlook, now)
 
 
 def _is_ahead(core: PeerCore, view: SwarmView, round_: int) -> bool:
@@ -72,16 +86,21 @@ def _serve(core: PeerCore, round_: int, outer_step: int) -> list[Action]:
     core.stepping = False
     core.fresh_until = round_ + FRESH_ROUNDS if core.recovery.fresh else 0
     if core.stage == 0 and not core.paused:
-        core.originator = Originator(core.me, core.spec, core.ledger, next_counter=core.next_counter)
+        core.originator = Originator(
+            core.me, core.spec, core.ledger, core.costs, next_counter=core.next_counter
+        )
     return core.relay.admit()
 
 
 def on_claims(core: PeerCore, event: ClaimsRead, now: float) -> list[Action]:
-    stage = core.adoption.on_claims(event)
+    adopted = core.adoption.on_claims(event)
+    moved = core.moves.on_claims(event, core.visible, core.stage)
+    stage = moved if adopted is None else adopted
     if stage is None or core.recovery.state is not RecoveryState.SERVING or core.leaving:
         return []
-    adopted = Count(name="stage-adopted", detail=f"stage {core.stage} -> {stage}", notable=True)
-    return [adopted, *_begin_leaving(core, stage, now)]
+    name = "stage-changed" if adopted is None else "stage-adopted"
+    counted = Count(name=name, detail=f"stage {core.stage} -> {stage}", notable=True)
+    return [counted, *_begin_leaving(core, stage, now)]
 
 
 def _begin_leaving(core: PeerCore, stage: int, now: float) -> list[Action]:

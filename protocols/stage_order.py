@@ -42,9 +42,13 @@ def _extend(
         yield order
         return
     behind = frontier - 1
+    may_swap = behind > 0 and behind not in order and behind not in missing and swaps < swaps_max
+    left = sum(stage not in missing for stage in range(frontier + 1, num_stages)) + may_swap
+    if left < path_stages - len(order):
+        return  # too many were skipped: without this the search would walk every skip of a long model
     ahead = range(frontier + 1, min(frontier + skip_width_max, num_stages - 1) + 1)
     steps = [(stage, stage, swaps) for stage in ahead]
-    if behind > 0 and behind not in order and swaps < swaps_max:
+    if may_swap:
         steps.append((behind, frontier, swaps + 1))
     for stage, next_frontier, next_swaps in steps:
         if stage not in missing:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
+from protocols.coordinates import Coordinate
+
 PeerId: TypeAlias = str
 
 
@@ -29,7 +31,11 @@ class PeerInfo:
     round: int = 0  # inner steps that its weights have seen
     outer_step: int = 0
     slots: int = 1
-    forward_s: float = 0.0  # measured seconds of a forward; 0: not yet measured
+    forward_s: float = 0.0  # measured seconds of a forward pass; 0: not yet measured
+    backward_s: float = 0.0
+    upload_bytes_per_s: float = 0.0  # of its access line, as fast as anything went lately
+    download_bytes_per_s: float = 0.0
+    coordinate: Coordinate | None = None
     grad_norm: float = 0.0  # smoothed, before clipping: CheckFree's weight
     started_unix_s: float = 0.0  # tells one life of a peer from the next
     fresh: bool = False  # rebuilt, not yet trained

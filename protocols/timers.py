@@ -13,32 +13,37 @@ class Timers(Generic[Name]):
     """Deadlines by name. Setting a name again moves it; equal deadlines come due in the order they were set."""
 
     def __init__(self) -> None:
-        self._current: dict[Name, tuple[float, int]] = {}
+        self._order_of: dict[Name, int] = {}
+        self._live: set[int] = (
+            set()
+        )  # orders; asked for the earliest one much more often than anything is set
         self._heap: list[tuple[float, int, Name]] = []
         self._num_set = 0
 
     def set(self, name: Name, deadline_s: float) -> None:
+        self._live.discard(self._order_of.get(name, 0))
         self._num_set += 1
-        self._current[name] = (deadline_s, self._num_set)
+        self._order_of[name] = self._num_set
+        self._live.add(self._num_set)
         heapq.heappush(self._heap, (deadline_s, self._num_set, name))
 
     def clear(self, name: Name) -> None:
-        self._current.pop(name, None)
+        self._live.discard(self._order_of.pop(name, 0))
 
     def names(self) -> list[Name]:
         """In the order in which they were first set."""
-        return list(self._current)
+        return list(self._order_of)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._current
+        return name in self._order_of
 
     def next(self) -> float | None:
         """The earliest deadline, None when there is none."""
-        while self._heap:
-            deadline_s, order, name = self._heap[0]
-            if self._current.get(name) == (deadline_s, order):
-                return deadline_s
-            heapq.heappop(self._heap)
+        heap = self._heap
+        while heap:
+            if heap[0][1] in self._live:
+                return heap[0][0]
+            heapq.heappop(heap)
         return None
 
     def pop_due(self, now: float) -> list[Name]:
@@ -46,6 +51,6 @@ class Timers(Generic[Name]):
         due: list[Name] = []
         while (deadline_s := self.next()) is not None and deadline_s <= now:
             name = heapq.heappop(self._heap)[2]
-            del self._current[name]
+            self.clear(name)
             due.append(name)
         return due

@@ -111,6 +111,8 @@ def _status_in_words(status: PeerStatus) -> str:
         f"  own work {short_number(status.tokens_per_s)} tokens/s, {status.num_in_flight} microbatches in flight, "
         f"{status.queue_depth} held, up {short_time(status.uptime_s)}",
     ]
+    if status.planned_round_s:
+        lines.append(f"  plan     a round in {status.planned_round_s:.2f} s, by the group's plan")
     lines += [f"  address  {address}" for address in status.addresses]
     lines += _counters(status.counters.items())
     lines += [f"  event    {event}" for event in status.events[-10:]]

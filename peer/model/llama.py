@@ -139,8 +139,9 @@ class Trunk(nn.Module):
         # a dict, not a list: the layer's global number becomes part of the parameter's name
         self.layers = nn.ModuleDict({str(index): Layer(spec) for index in layers})
 
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        for layer in self.layers.values():
+    def forward(self, x_BLD: Tensor, layers: Iterable[int] | None = None) -> Tensor:
+        """All layers in turn; or those numbered `layers`, in that order."""
+        for layer in self.layers.values() if layers is None else (self.layers[str(n)] for n in layers):
             x_BLD = layer(x_BLD)
         return x_BLD
 
@@ -153,7 +154,10 @@ class Llama(nn.Module):
         self.model = Trunk(spec, range(spec.num_hidden_layers), ends=True)
         self.lm_head = Linear(spec.hidden_size, spec.vocab_size)
 
-    def forward(self, tokens_BL: Tensor) -> Tensor:
-        """Logits [B, L, V]."""
-        x_BLD = self.model(self.model.embed_tokens(tokens_BL))
+    def forward(self, tokens_BL: Tensor, layers: Iterable[int] | None = None) -> Tensor:
+        """Logits [B, L, V]; with some layers left out, or exchanged, where `layers` says so."""
+        return self.head(self.model(self.model.embed_tokens(tokens_BL), layers))
+
+    def head(self, x_BLD: Tensor) -> Tensor:
+        """Logits [B, L, V] of what the last layer gave."""
         return self.lm_head(self.model.norm(x_BLD))

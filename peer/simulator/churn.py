@@ -44,12 +44,16 @@ def simulate(
     encode: bool = True,
     check: bool = True,
     tell: bool = False,
+    planned: bool = False,
 ) -> Report:
-    """Raises InvariantBroken, which names the seed, when a peer's state is wrong on the way."""
+    """Raises InvariantBroken, which names the seed, when a peer's state is wrong on the way.
+
+    `planned`: originators plan rounds together, as in the daemon; it takes longer than all the rest.
+    """
     layout = layout_of(peers)
     links = LinkSettings(loss_share=churn.loss_share)
     simulation = Simulation(
-        tiny_spec(STAGES),
+        tiny_spec(STAGES, paths={"planned": planned}),
         layout,
         seed,
         encode=encode,

@@ -15,11 +15,13 @@ from protocols.actions import (
     DropStash,
     FetchBatch,
     Leave,
+    MakePlan,
     MicrobatchFinished,
     PutClaim,
     ReadClaims,
     RoundFinished,
     Send,
+    WeighStages,
 )
 from protocols.core import PeerCore
 from protocols.events import (
@@ -32,12 +34,14 @@ from protocols.events import (
     Started,
     ViewChanged,
 )
+from protocols.group_plan import solve, weigh
 from protocols.swarm import PeerId, PeerInfo, PeerState
 
 if TYPE_CHECKING:
     from peer.simulator.swarm import Simulation
 
 FETCH_S = 0.002
+PLAN_S = 0.1
 JITTER_SHARE = 0.2
 
 
@@ -74,6 +78,8 @@ class Member:
             PutClaim: self._put_claim,
             ReadClaims: self._read_claims,
             CallPeer: self._call,
+            MakePlan: self._plan,
+            WeighStages: self._weigh,
             Leave: self._leave,
         }
 
@@ -197,9 +203,9 @@ class Member:
     def _announce(self, action: Announce) -> None:
         """Stored at once when others plan by it, else with the next heartbeat, as `dht.heartbeat` does."""
         before = self._info
-        self._info = replace(
-            before, **{name: getattr(action, name) for name in Announce.__dataclass_fields__}
-        )
+        said = {name: getattr(action, name) for name in Announce.__dataclass_fields__}
+        measured = said.pop("measured").fields()
+        self._info = replace(before, **said, **measured)
         now = self._info
         if (before.stage, before.state, before.outer_step, before.fresh) != (
             now.stage, now.state, now.outer_step, now.fresh
@@ -223,6 +229,12 @@ class Member:
         self._simulation.network.call(
             self.peer, action.peer, self._simulation.spec.liveness.ping_s, self._answered
         )
+
+    def _plan(self, action: MakePlan) -> None:
+        self._clock.after(PLAN_S, self.post, solve(action.problem, action.previous))
+
+    def _weigh(self, action: WeighStages) -> None:
+        self._clock.after(PLAN_S, self.post, weigh(action))
 
     def _answered(self, callee: PeerId, ok: bool, seconds: float) -> None:
         is_gone = not ok and self._simulation.network.is_dead(callee)

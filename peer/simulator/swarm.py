@@ -36,7 +36,10 @@ Pack = Callable[[Message, PeerId, PeerId], Message]
 
 
 def tiny_spec(num_stages: int, **changes: object) -> RunSpec:
-    """A RunSpec whose tensors are as small as the rules allow; `changes` are top-level fields."""
+    """A RunSpec whose tensors are as small as the rules allow; `changes` are top-level fields.
+
+    Paths are chosen singly unless asked for: planning takes longer than all else that such a swarm does.
+    """
     model = ModelSpec(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=num_stages - 1,
         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=8,
@@ -44,6 +47,7 @@ def tiny_spec(num_stages: int, **changes: object) -> RunSpec:
     rounds = {"rows": 1, "seq_len": 4, "total_rounds": 100_000, "eval_every": 0}
     fields = {"name": "simulated", "num_stages": num_stages, "model": model, **changes}
     fields["rounds"] = {**rounds, **changes.get("rounds", {})}  # type: ignore[dict-item]
+    fields["paths"] = {"planned": False, **changes.get("paths", {})}  # type: ignore[dict-item]
     return RunSpec.model_validate(fields)
 
 

@@ -23,7 +23,7 @@ class ValidationPoint(_message.Message):
     def __init__(self, round: _Optional[int] = ..., loss: _Optional[float] = ..., num_microbatches: _Optional[int] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("peer", "stage", "state", "round", "outer_step", "slots", "forward_s", "grad_norm", "started_unix_s", "fresh")
+    __slots__ = ("peer", "stage", "state", "round", "outer_step", "slots", "forward_s", "grad_norm", "started_unix_s", "fresh", "backward_s", "upload_bytes_per_s", "download_bytes_per_s", "coordinate")
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,10 @@ class PeerInfo(_message.Message):
     GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_S_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    COORDINATE_FIELD_NUMBER: _ClassVar[int]
     peer: str
     stage: int
     state: str
@@ -44,10 +48,14 @@ class PeerInfo(_message.Message):
     grad_norm: float
     started_unix_s: float
     fresh: bool
-    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., outer_step: _Optional[int] = ..., slots: _Optional[int] = ..., forward_s: _Optional[float] = ..., grad_norm: _Optional[float] = ..., started_unix_s: _Optional[float] = ..., fresh: bool = ...) -> None: ...
+    backward_s: float
+    upload_bytes_per_s: float
+    download_bytes_per_s: float
+    coordinate: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., outer_step: _Optional[int] = ..., slots: _Optional[int] = ..., forward_s: _Optional[float] = ..., grad_norm: _Optional[float] = ..., started_unix_s: _Optional[float] = ..., fresh: bool = ..., backward_s: _Optional[float] = ..., upload_bytes_per_s: _Optional[float] = ..., download_bytes_per_s: _Optional[float] = ..., coordinate: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "name", "run_id", "stage", "state", "device", "paused", "round", "total_rounds", "outer_step", "loss", "validation", "tokens", "tokens_per_s", "num_in_flight", "queue_depth", "counters", "addresses", "peers", "uptime_s", "events")
+    __slots__ = ("peer", "name", "run_id", "stage", "state", "device", "paused", "round", "total_rounds", "outer_step", "loss", "validation", "tokens", "tokens_per_s", "num_in_flight", "queue_depth", "counters", "addresses", "peers", "uptime_s", "events", "planned_round_s")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +84,7 @@ class PeerStatus(_message.Message):
     PEERS_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_ROUND_S_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     run_id: str
@@ -97,7 +106,8 @@ class PeerStatus(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[PeerInfo]
     uptime_s: float
     events: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., run_id: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., paused: bool = ..., round: _Optional[int] = ..., total_rounds: _Optional[int] = ..., outer_step: _Optional[int] = ..., loss: _Optional[float] = ..., validation: _Optional[_Iterable[_Union[ValidationPoint, _Mapping]]] = ..., tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., num_in_flight: _Optional[int] = ..., queue_depth: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., addresses: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., uptime_s: _Optional[float] = ..., events: _Optional[_Iterable[str]] = ...) -> None: ...
+    planned_round_s: float
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., run_id: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., paused: bool = ..., round: _Optional[int] = ..., total_rounds: _Optional[int] = ..., outer_step: _Optional[int] = ..., loss: _Optional[float] = ..., validation: _Optional[_Iterable[_Union[ValidationPoint, _Mapping]]] = ..., tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., num_in_flight: _Optional[int] = ..., queue_depth: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., addresses: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., uptime_s: _Optional[float] = ..., events: _Optional[_Iterable[str]] = ..., planned_round_s: _Optional[float] = ...) -> None: ...
 
 class PeersReply(_message.Message):
     __slots__ = ("peers",)

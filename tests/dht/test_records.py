@@ -34,6 +34,7 @@ from dht.records import (
     shard_of,
     spec_key,
 )
+from protocols.coordinates import Coordinate
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.run_spec import preset
 from protocols.swarm import PeerInfo, PeerState
@@ -53,6 +54,11 @@ peer_infos = st.builds(
     outer_step=_counts,
     slots=st.integers(0, 1000),
     forward_s=_seconds,
+    backward_s=_seconds,
+    upload_bytes_per_s=st.floats(0, 1e15),
+    download_bytes_per_s=st.floats(0, 1e15),
+    coordinate=st.none()
+    | st.builds(Coordinate, st.floats(-60, 60), st.floats(-60, 60), st.floats(1e-5, 60), st.floats(0, 1)),
     grad_norm=st.floats(0, 1e12),
     started_unix_s=st.floats(0, 1e11),
     fresh=st.booleans(),
@@ -120,13 +126,18 @@ def test_record_of_another_protocol_version_is_told_apart_from_garbage(a_record)
         (7, math.nan),
         (8, math.inf),
         (8, -1.0),
-        (10, 1),
-        (11, "1.0\x1b[2J"),  # would clear the screen of whoever lists the peers
-        (12, ["/ip4/127.0.0.1/tcp/1"] * 5),
-        (12, ["/" + "x" * 128]),
-        (12, ["/ip4/1.2.3.4\n"]),
-        (14, "low"),
-        (18, 0),
+        (9, -1.0),
+        (10, math.inf),
+        (12, (1.0, 2.0)),
+        (12, (0.0, 0.0, 1e-3, 2.0)),  # an error of 200 %
+        (12, (0.0, 1e9, 1e-3, 0.5)),  # behind the moon
+        (14, 1),
+        (15, "1.0\x1b[2J"),  # would clear the screen of whoever lists the peers
+        (16, ["/ip4/127.0.0.1/tcp/1"] * 5),
+        (16, ["/" + "x" * 128]),
+        (16, ["/ip4/1.2.3.4\n"]),
+        (18, "low"),
+        (22, 0),
     ],
 )
 def test_field_of_a_wrong_type_or_range_is_refused(a_record, position, value):

@@ -131,11 +131,12 @@ def test_tensors_of_all_sizes_arrive_as_they_were_sent():
             assert Counter(type(m).__name__ for _, m in two.heard) == Counter(type(m).__name__ for m in sent)
             assert all(sender == one.peer_id and message in sent for sender, message in two.heard)
             assert await two.transport.ping(one.peer_id, SOON_S) > 0
-            assert two.transport.rates(one.peer_id).latency_s > 0
+            assert two.transport.link(one.peer_id).round_trip_s.value > 0
             with pytest.raises(MessageRefused, match="non-finite"):
                 await one.transport.send(two.peer_id, exchange(8 << 20, fill=float("nan")))
             await one.transport.send(two.peer_id, exchange(4 << 20))
-            assert one.transport.rates(two.peer_id).bytes_per_s > 0
+            assert one.transport.access().upload_bytes_per_s > 0
+            assert two.transport.access().download_bytes_per_s > 0
 
     asyncio.run(story())
 
@@ -185,7 +186,7 @@ def test_nonsense_is_refused_with_its_reason_and_then_ignored():
             await honest.transport.send(victim.peer_id, RoundPlan(round=3, keys=()))
             assert [(s, m.round) for s, m in victim.heard] == [(liar.peer_id, 1), (honest.peer_id, 3)]
             assert victim.counts["refused.wrong-receiver"] == REFUSALS_MAX
-            assert victim.lost == liar.lost == []
+            assert victim.lost == honest.lost == []  # the liar may find the stream cut before it reads why
 
     asyncio.run(story())
 

@@ -1,19 +1,17 @@
-"""Text and loss from an exported folder, with our own model class."""
+"""Text from an exported folder, with our own model class."""
 
 from __future__ import annotations
 
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.data import TokenData
 from peer.export import write_hf_folder
-from peer.generate import evaluate, generate, pick
+from peer.generate import generate, pick
 from peer.model.stage import build_model
 from peer.tokens import load_tokenizer, tokenizer_path
 from protocols.errors import ConfigError
@@ -47,12 +45,6 @@ def one_token(token_id: int) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("export") / "model")
-
-
-@pytest.fixture
-def data() -> TokenData:
-    ids = np.random.default_rng(0).integers(0, 1024, 2000).astype("<u2")
-    return TokenData(ids, ids, vocab_size=1024)
 
 
 def test_same_seed_same_text(folder):
@@ -160,25 +152,30 @@ def test_damaged_or_diverged_weights_are_refused(tmp_path):
         generate(tmp_path / "model", "We")
 
 
-def test_evaluate_knows_the_loss_of_a_uniform_model(tmp_path, data):
-    """All logits zero: ln 1024 nats a token."""
-    state = {name: torch.zeros_like(weight) for name, weight in build_model(SPEC).state_dict().items()}
-    write_model(tmp_path / "model", **state)
-    assert evaluate(tmp_path / "model", data, 3, 2, 32) == pytest.approx(math.log(1024), abs=1e-5)
+@torch.inference_mode()
+def test_stages_left_out_are_the_identity(tmp_path, folder):
+    """Layers are residual: a model whose stage writes nothing speaks as one that leaves the stage out."""
+    silent = {
+        name: torch.zeros_like(weight)
+        for name, weight in build_model(SPEC).state_dict().items()
+        if name.startswith("model.layers.0.") and name.endswith(("o_proj.weight", "down_proj.weight"))
+    }
+    assert len(silent) == 2
+    write_model(tmp_path / "model", **silent)
+    options = {"max_new_tokens": 12, "temperature": 0}
+    assert generate(folder, "We", stages=(0, 2), **options) == generate(tmp_path / "model", "We", **options)
 
 
-def test_evaluate_is_the_mean_over_the_fixed_batches(folder, data):
-    """The demo's last figure is measured so."""
-    means = [evaluate(folder, data, num_batches, 2, 32) for num_batches in (1, 2)]
-    model = build_model(SPEC)
-    model.load_state_dict({name: 8 * weight for name, weight in model.state_dict().items()})
-    with torch.inference_mode():
-        tokens_BL, targets_BL = data.validation_batch(1, 2, 32)
-        second = torch.nn.functional.cross_entropy(model(tokens_BL).flatten(0, 1), targets_BL.flatten())
-    assert 2 * means[1] - means[0] == pytest.approx(float(second), rel=1e-4)
+def test_order_of_stages_is_the_order_in_which_they_run(folder):
+    """All of them in the model's order is the model; exchanged, another one."""
+    options = {"max_new_tokens": 12, "temperature": 0}
+    whole = generate(folder, "We", **options)
+    assert generate(folder, "We", stages=(0, 1, 2), **options) == whole
+    assert generate(folder, "We", stages=(0, 2, 1), **options) != whole
 
 
-def test_evaluate_refuses_data_of_another_tokenizer(folder, data):
-    """Ids beyond the embedding."""
-    with pytest.raises(ConfigError, match="4096"):
-        evaluate(folder, TokenData(data.train, data.validation, vocab_size=4096), 1, 1, 8)
+@pytest.mark.parametrize("stages", [(), (1, 2), (0, 3), (0, 1, 1)])
+def test_stages_that_cannot_run_are_refused(folder, stages):
+    """The rules are tests/peer/test_partial.py's; here, that they are asked."""
+    with pytest.raises(ConfigError, match="stage"):
+        generate(folder, "We", stages=stages)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from peer.framing import PREFIX, FrameKind, pack_frame
 from peer.inbound import Inbound, InboundHost
-from peer.outbound import GREETING, Lane, Outbound, OutboundHost
-from peer.quota import Average, Backoff, Bucket, Budget, Offences
+from peer.outbound import GREETING, Lane, Link, Outbound, OutboundHost
+from peer.quota import Backoff, Bucket, Budget, Offences
 from protocols.admission import WireLimits
 from protocols.messages import Message, TensorPacket, WeightsChunk, WeightsKind
 from protocols.run_spec import Codec, preset
@@ -56,7 +56,7 @@ class Sender:
             on_broken=self.told.on_broken,
             count=self.told.count,
         )
-        self.lane = Outbound("b1", Lane.DATA, host, self.backoff, Average())
+        self.lane = Outbound("b1", Lane.DATA, host, self.backoff, Link())
         self.num_dials = 0
         self.dialled = asyncio.Event()
 
@@ -88,7 +88,7 @@ class Receiver:
         )
         loop = asyncio.get_running_loop()
         bucket = Bucket(rate=1e6, burst=1e6, now=loop.time())
-        self.lane = Inbound(sender, lane, host, bucket=bucket, offences=Offences())
+        self.lane = Inbound(sender, lane, host, bucket=bucket, offences=Offences(), link=Link())
 
     async def begin(self) -> None:
         near, (self.reader, self.writer) = await socket_pair()

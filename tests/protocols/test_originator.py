@@ -17,12 +17,14 @@ from protocols.actions import (
     RunLoss,
     Send,
 )
+from protocols.costs import Costs
 from protocols.events import BatchReady
 from protocols.messages import Release, RoundPlan, Undeliverable, WorkKey
 from protocols.microbatch import VALIDATION_BASE, validation_batch
-from protocols.originator import HELD_RETRY_S, TRIP_FLOOR_S, Originator
+from protocols.originator import HELD_RETRY_S, Originator
 from protocols.rounds import AWAY_ROUND, RoundLedger
 from protocols.run_spec import RunSpec
+from protocols.trips import TRIP_FLOOR_S
 from tests.protocols.builders import EVERYBODY, PACKET, PATH, SPEC, activation, gradient, key, view_of
 
 ONE = tiny_spec(4, rounds={"microbatches": 1, "attempts_max": 2})
@@ -32,7 +34,7 @@ ROUND_S = ONE.liveness.round_s
 
 
 def an_originator(spec: RunSpec = ONE) -> Originator:
-    return Originator("a1", spec, RoundLedger())
+    return Originator("a1", spec, RoundLedger(), Costs("a1"))
 
 
 @pytest.fixture
@@ -238,7 +240,7 @@ def test_validation_batches_are_shared_out_and_never_trained():
     view = view_of("a1", "a2", "b1", "c1", "d1")
     fetched: dict[str, list[FetchBatch]] = {}
     for me in ("a1", "a2"):
-        actions = Originator(me, spec, RoundLedger()).advance(view, view, 0.0)
+        actions = Originator(me, spec, RoundLedger(), Costs(me)).advance(view, view, 0.0)
         fetched[me] = [action for action in actions if isinstance(action, FetchBatch) and not action.train]
     batches = {me: [validation_batch(action.key.counter) for action in own] for me, own in fetched.items()}
     assert batches == {"a1": [0, 2], "a2": [1, 3]}
@@ -272,7 +274,7 @@ def test_the_run_ends_after_its_last_validation():
         4, rounds={"total_rounds": 1, "microbatches": 1, "eval_every": 1, "eval_microbatches": 1}
     )
     ledger = RoundLedger(1)
-    originator = Originator("a1", spec, ledger)
+    originator = Originator("a1", spec, ledger, Costs("a1"))
     fetched = [action for action in originator.advance(THIN, THIN, 0.0) if isinstance(action, FetchBatch)]
     assert [action.train for action in fetched] == [False]
     assert not originator.is_finished

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.simulator.swarm import tiny_spec
+from protocols.costs import Costs
 from protocols.messages import Hop
 from protocols.planner import NoFeasiblePath, Planner
 from protocols.stage_order import is_legal
@@ -20,7 +21,7 @@ def stages(path) -> tuple[int, ...]:
 
 def test_a_round_is_spread_over_equal_replicas():
     """Two microbatches, two replicas a stage: each replica gets one."""
-    planner = Planner(spec=SPEC, me="a1")
+    planner = Planner(spec=SPEC, me="a1", costs=Costs("a1"))
     used = Counter(hop.peer for counter in range(2) for hop in planner.plan(EVERYBODY, counter)[1:])
     assert used == dict.fromkeys(("b1", "b2", "c1", "c2", "d1", "d2"), 1)
 
@@ -28,23 +29,23 @@ def test_a_round_is_spread_over_equal_replicas():
 def test_a_slow_replica_gets_less():
     """b1 takes ten times longer: of six microbatches it gets none or one."""
     view = view_of("a1", info("b1", forward_s=0.5), info("b2", forward_s=0.05), "c1", "d1")
-    planner = Planner(spec=SPEC, me="a1")
+    planner = Planner(spec=SPEC, me="a1", costs=Costs("a1"))
     used = Counter(hop.peer for counter in range(6) for hop in planner.plan(view, counter)[1:])
     assert used["b1"] <= 1
     assert used["b2"] >= 5
 
 
 def test_load_is_counted_by_round():
-    planner = Planner(spec=SPEC, me="a1")
+    planner = Planner(spec=SPEC, me="a1", costs=Costs("a1"))
     first = planner.plan(EVERYBODY, 0)
     planner.start_round()
     assert planner.plan(EVERYBODY, 0) == first
 
 
 def test_a_near_replica_is_preferred():
-    planner = Planner(spec=SPEC, me="a1")
+    planner = Planner(spec=SPEC, me="a1", costs=Costs("a1"))
     for peer in ("b1", "d1"):
-        planner.costs.measured_round_trip(peer, 0.5)
+        planner.costs.measured_round_trip(peer, None, 0.5)
     for counter in range(2):
         planner.start_round()
         path = planner.plan(EVERYBODY, counter)
@@ -54,13 +55,13 @@ def test_a_near_replica_is_preferred():
 
 def test_one_missing_stage_is_skipped_and_two_are_not():
     """Crucible's rule: at most one stage, or a quarter of the path."""
-    planner = Planner(spec=SPEC, me="a1")
+    planner = Planner(spec=SPEC, me="a1", costs=Costs("a1"))
     assert stages(planner.plan(view_of("a1", "b1", "d1"), 0)) == (0, 1, 3)
     assert planner.plan(view_of("a1", "b1"), 0) == NoFeasiblePath(empty_stages=(2, 3))
 
 
 def test_a_run_may_forbid_skipping():
-    strict = Planner(spec=tiny_spec(4, paths={"missing_stages_max": 0}), me="a1")
+    strict = Planner(spec=tiny_spec(4, paths={"missing_stages_max": 0}), me="a1", costs=Costs("a1"))
     assert strict.plan(view_of("a1", "b1", "d1"), 0) == NoFeasiblePath(empty_stages=(2,))
 
 
@@ -68,7 +69,7 @@ def test_skips_by_plan_visit_all_stages_equally():
     """SkipPipe: each microbatch runs 4 of 6 stages; over many, every middle stage has run alike."""
     spec = tiny_spec(6, paths={"path_stages": 4})
     view = view_of("a1", "b1", "c1", "d1", "e1", "f1")
-    planner = Planner(spec=spec, me="a1")
+    planner = Planner(spec=spec, me="a1", costs=Costs("a1"))
     visits = Counter(stage for counter in range(100) for stage in stages(planner.plan(view, counter)))
     assert max(visits[stage] for stage in range(1, 6)) - min(visits[stage] for stage in range(1, 6)) <= 5
 
@@ -92,7 +93,10 @@ def test_every_path_is_legal_and_the_same_for_all(peers, swaps_max, path_stages,
     members = [info("a1"), *infos.values()]
     view = view_of(*members)
     random.shuffle(members)
-    one, other = Planner(spec=spec, me="a1"), Planner(spec=spec, me="a1")
+    one, other = (
+        Planner(spec=spec, me="a1", costs=Costs("a1")),
+        Planner(spec=spec, me="a1", costs=Costs("a1")),
+    )
     for counter in range(4):
         path = one.plan(view, counter)
         assert path == other.plan(view_of(*members), counter)

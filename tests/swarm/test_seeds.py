@@ -30,6 +30,14 @@ def test_a_storm_loses_nothing(seed: int):
     assert (report.lost, report.leaked) == (0, 0)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_storm_with_rounds_planned_together_loses_nothing(seed: int):
+    """The same weather where originators plan, repair around losses, and plan anew."""
+    report = simulate(peers=20, seed=seed, churn=STORM, microbatches=120, planned=True)
+    assert report.finished >= 120
+    assert (report.lost, report.leaked) == (0, 0)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_thin_swarm_outlives_the_loss_of_whole_stages(seed: int):
     """Ten peers, six of them killed and six others joining: stages are skipped, adopted, rebuilt."""
