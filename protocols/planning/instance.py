@@ -168,7 +168,7 @@ def make_instance(
     timing: Timing | None = None,
     averaging_factor: float = 0.0,
 ) -> Instance:
-    """Check everything, sort by peer id, count in microseconds. Without `stage_of` the planner arranges `stage_sizes`."""
+    """Check everything, sort by peer id. Without `stage_of` the planner arranges as many peers as `stage_sizes` say."""
     names = _checked_names(peers)
     rank = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
     forward_N = _checked_s("forward time", forward_s, (len(names),), names)[rank]
