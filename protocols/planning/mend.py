@@ -41,6 +41,12 @@ class Mend:
         for path in self.paths:
             self._count(path, 1)
 
+    @property
+    def unevenness(self) -> int:
+        """By how much the most visited stage leads the least visited one; 1 where visits do not divide evenly."""
+        visits = [self.visits[stage] for stage in self._stages]
+        return max(visits) - min(visits)
+
     def replace_lost(self, lost_stage: int, *, whole_paths: bool = False) -> None:
         """Every hop that is gone: by a replica of its stage, or, when that was the last one, by another stage.
 

@@ -11,6 +11,7 @@ from protocols.planning.anneal import Effort, Judge, anneal
 from protocols.planning.instance import Instance
 from protocols.planning.mend import Mend
 from protocols.planning.objective import Objective, Score
+from protocols.planning.pairs import pair_searches
 from protocols.planning.plan import Plan, excess, relay_loads
 from protocols.planning.round_model import Path
 from protocols.planning.rows import Rows, first_rows
@@ -38,8 +39,13 @@ def find_paths(
 ) -> Plan:
     """The best plan that was found; `start` is a candidate too. `brief` searches a few times less."""
     objective = Objective(instance, jitter=jitter, seed=seed)
-    mends = [evened(instance, objective, paths) for paths in _candidates(instance, seed, start, brief=brief)]
     small = instance.total_microbatches <= SMALL_MICROBATCHES
+    candidates = _candidates(instance, seed, start, brief=brief)
+    if small:
+        candidates += pair_searches(instance, objective, seed=seed, brief=brief)
+    mends = [evened(instance, objective, paths) for paths in candidates]
+    if min(mend.unevenness for mend in mends) > 1:  # whole rows left what single microbatches could not mend
+        mends += [evened(instance, objective, in_turns(instance, first_rows(instance, fine=True)))]
     thoroughness = BRIEF if brief else SMALL if small else THOROUGH
     plans: list[Plan] = []
     for score, mend in best_first(instance, objective, mends)[: 1 if brief else SETTLED]:
@@ -62,16 +68,17 @@ def evened(instance: Instance, objective: Objective, paths: Sequence[Path]) -> M
 
 
 def best_first(instance: Instance, objective: Objective, mends: Sequence[Mend]) -> list[tuple[Score, Mend]]:
-    """The fewest visits beyond the room of relays first, then by score."""
-    judged: list[tuple[int, Score, int]] = []
+    """Those with the fewest faults (uneven visits, then visits beyond the room of relays), by score."""
+    judged: list[tuple[tuple[int, int], Score, int]] = []
     for at, mend in enumerate(mends):
-        beyond = excess(instance, mend.paths)
+        faults = (max(1, mend.unevenness), excess(instance, mend.paths))
         rivals = sorted(judged)[
             SETTLED - 1 : SETTLED
-        ]  # who is behind all of the best few need not be timed to the end
-        cutoff_s = min((score.makespan_s for other, score, _ in rivals if other <= beyond), default=math.inf)
-        judged.append((beyond, objective.score(mend.paths, cutoff_s=cutoff_s), at))
-    return [(score, mends[at]) for _, score, at in sorted(judged)]
+        ]  # behind all of the best few, none need be timed to its end
+        cutoff_s = min((score.makespan_s for other, score, _ in rivals if other <= faults), default=math.inf)
+        judged.append((faults, objective.score(mend.paths, cutoff_s=cutoff_s), at))
+    fewest = min(judged)[0]
+    return [(score, mends[at]) for faults, score, at in sorted(judged) if faults == fewest]
 
 
 def _candidates(instance: Instance, seed: int, start: Rows | None, *, brief: bool) -> list[tuple[Path, ...]]:

@@ -20,6 +20,7 @@ from protocols.stage_order import legal_orders
 
 SETS_MAX = 1000  # all sets of up to 13 stages; longer models use evenly spread ones
 ORDERS_MAX = 8  # of one set: those with the fewest swaps
+LONG_RUN_ROWS = 500
 LEVELLING_STEPS = 1000
 STAGES_MAX = 62  # bits of a mask
 
@@ -42,33 +43,47 @@ class StageSets:
 
         What does not divide evenly goes to the stages with the most room.
         """
-        num_stages = self.members_SK.shape[1]
         rank_K = np.argsort(np.argsort(-room_K, kind="stable"), kind="stable")
+        chosen = self._dealt(num_rows, rank_K)
+        if self._unevenness(chosen) > 1:
+            chosen = self._in_proportion(num_rows, self._dealt(LONG_RUN_ROWS, rank_K))
+            self._level(chosen)
+        return chosen
+
+    def _dealt(self, num_rows: int, rank_K: Ints) -> Ints:
+        """Each row takes the set whose stages were visited least so far."""
+        num_stages = len(rank_K)
         visits_K = np.zeros(num_stages, dtype=np.int64)
         chosen = np.zeros(num_rows, dtype=np.int64)
         for row in range(num_rows):
             chosen[row] = int(np.argmin(self.members_SK @ (visits_K * num_stages**2 + rank_K)))
             visits_K += self.members_SK[chosen[row]]
-        self._level(chosen, visits_K)
         return chosen
 
-    def _level(self, chosen: Ints, visits_K: Ints) -> None:
-        """Rows at random take sets that make visits no less even, until none is visited twice more than another.
+    def _in_proportion(self, num_rows: int, long_run: Ints) -> Ints:
+        """As often as in the long run, where mistakes of the beginning have evened out. (Largest remainders.)"""
+        rows_S, remainders_S = np.divmod(
+            np.bincount(long_run, minlength=len(self.masks_S)) * num_rows, len(long_run)
+        )
+        rows_S[np.argsort(-remainders_S, kind="stable")[: num_rows - rows_S.sum()]] += 1
+        return np.repeat(np.arange(len(rows_S)), rows_S)
 
-        Where skips are narrow, the sets that reach the last stages are few, and the first choice may have missed them.
-        """
-        relayed_K = self.members_SK.any(axis=0)
+    def _unevenness(self, chosen: Ints) -> int:
+        return int(np.ptp(self.members_SK[chosen].sum(axis=0)[self.members_SK.any(axis=0)]))
+
+    def _level(self, chosen: Ints) -> None:
+        """Rows at random take sets that make visits no less even, until none is visited twice more than another."""
         draws = Draws(len(chosen))
         for _ in range(LEVELLING_STEPS):
-            if np.ptp(visits_K[relayed_K]) <= 1:
+            if self._unevenness(chosen) <= 1:
                 return
             which_row, which_set = draws.uniform(2).tolist()
             row = int(which_row * len(chosen))
             change_SK = self.members_SK - self.members_SK[chosen[row]]
+            visits_K = self.members_SK[chosen].sum(axis=0)
             gain_S = (change_SK * (2 * visits_K + change_SK)).sum(axis=1)  # of the sum of squares
             options = np.flatnonzero(gain_S <= 0)
             chosen[row] = options[int(which_set * len(options))]
-            visits_K += change_SK[chosen[row]]
 
 
 @lru_cache(maxsize=16)

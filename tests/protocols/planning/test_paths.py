@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from protocols.planning.instance import Instance, PathRules, make_instance
@@ -21,6 +21,7 @@ from tests.protocols.planning.small import broken_rules, instances, legal_paths,
 
 PLANS_MAX = 3_000  # that the enumerator tries
 NEAR = 1.05  # of the optimum
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)  # to shrink an example is to plan for minutes
 
 
 @given(instances())
@@ -72,7 +73,7 @@ def num_plans(instance: Instance) -> int:
 
 
 @given(instances(peers_max=6, microbatches_max=2), st.integers(1, 3))
-@settings(max_examples=30)
+@settings(max_examples=30, phases=UNSHRUNK)
 def test_small_plans_are_near_the_best_there_is(instance: Instance, slots: int):
     assume(1 < num_plans(instance) <= PLANS_MAX)
     tighter = replace(instance, slots=instance.slots.clip(max=slots))
