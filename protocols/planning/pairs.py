@@ -80,8 +80,11 @@ class _Pairs:
             rows.append(even[int(draw * draw * len(even))])
             visits.update(rows[-1].stages)
             loads.update(rows[-1].path[1:])
-        while any([self._improve(rows, *pair) for pair in combinations(range(len(rows)), 2)]):
-            pass
+        improved = True
+        while improved:
+            improved = False
+            for one, other in combinations(range(len(rows)), 2):
+                improved |= self._improve(rows, one, other)
         queues = {owner: [row for row in rows if row.path[0] == owner] for owner in sorted(self._ways)}
         for queue in queues.values():  # the longest trip goes first
             queue.sort(key=lambda row: (-row.cost, row.path))
