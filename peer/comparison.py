@@ -59,6 +59,11 @@ class Route:
     done_s: float
 
 
+def in_seconds(length_s: float) -> str:
+    """Rounds on one machine take milliseconds, rounds over oceans minutes."""
+    return f"{length_s:.{2 if length_s >= 10 else 3}f} s"
+
+
 def routes(plan: Plan) -> list[Route]:
     """By originator, the path with most microbatches first."""
     finished = sorted(zip(plan.paths, plan.finish_s, strict=True))

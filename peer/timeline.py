@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from peer.comparison import Contender
+from peer.comparison import Contender, in_seconds
 from protocols.errors import ConfigError
 from protocols.planning.round_model import Job, Work
 from protocols.swarm import PeerId
@@ -24,6 +24,8 @@ SHORTEST_S = 1e-6  # an axis of no length cannot be drawn
 BAR_SHARE = 0.78  # of a row's height
 LABEL_SIZE = 6.5  # points, of the number in a bar
 DIGIT_SHARE = 0.62  # of its size, how wide a digit is
+PLOT_SHARE = 0.86  # of the picture's width, about; the rest is names
+RIM_PT = 0.7  # white, between bars that touch
 
 
 def check_format(path: Path) -> None:
@@ -69,13 +71,23 @@ def _draw_round(
 ) -> None:
     from matplotlib.collections import PolyCollection
 
-    rows = {peer: row for row, peer in enumerate(order)}
-    peers = plan.instance.peers
+    row_of = {peer: row for row, peer in enumerate(order)}
+    bars = [(job, row_of[plan.instance.peers[job.peer]]) for job in contender.round.jobs]
     makespan_s = max(contender.round.makespan_s, SHORTEST_S)
+    pt_per_s = WIDTH_IN * PLOT_SHARE * 72 / makespan_s
     for work in Work:
-        boxes = [_box(job, rows[peers[job.peer]]) for job in contender.round.jobs if job.work is work]
-        axes.add_collection(PolyCollection(boxes, facecolors=COLOURS[work], linewidth=0, label=NAMES[work]))
-    _number(axes, [(job, rows[peers[job.peer]]) for job in contender.round.jobs], makespan_s, row_pt)
+        mine = [(job, row) for job, row in bars if job.work is work]
+        rims_pt = [RIM_PT if (job.end_s - job.start_s) * pt_per_s > 8 * RIM_PT else 0.0 for job, _ in mine]
+        boxes = PolyCollection(
+            [_box(job, row) for job, row in mine],
+            facecolors=COLOURS[work],
+            edgecolors="white",
+            linewidths=rims_pt,
+            label=NAMES[work],
+        )
+        axes.add_collection(boxes)
+    if row_pt * BAR_SHARE > LABEL_SIZE:
+        _number(axes, bars, pt_per_s)
     _mark_stages(axes, plan, order)
     size = min(8.0, row_pt * 0.55)
     if size >= 3:
@@ -92,11 +104,8 @@ def _box(job: Job, row: int) -> list[tuple[float, float]]:
     return [(job.start_s, top), (job.end_s, top), (job.end_s, bottom), (job.start_s, bottom)]
 
 
-def _number(axes: Any, bars: Sequence[tuple[Job, int]], makespan_s: float, row_pt: float) -> None:
+def _number(axes: Any, bars: Sequence[tuple[Job, int]], pt_per_s: float) -> None:
     """The microbatch's number, from 1, in the bars that have room for it."""
-    pt_per_s = WIDTH_IN * 0.86 * 72 / makespan_s
-    if row_pt * BAR_SHARE < LABEL_SIZE:
-        return
     for job, row in bars:
         text = str(job.microbatch + 1)
         if (job.end_s - job.start_s) * pt_per_s > (len(text) + 0.6) * DIGIT_SHARE * LABEL_SIZE:
@@ -127,7 +136,7 @@ def _draw_lengths(axes: Any, contenders: Sequence[Contender], lower_bound_s: flo
         is_ours = row == len(contenders) - 1
         length_s = contender.round.makespan_s
         axes.barh(row, length_s, height=0.62, color=COLOURS[Work.FORWARD] if is_ours else "#b9c3d0")
-        idle = f"{length_s:.1f} s, peers idle {contender.round.idle_share():.0%}"
+        idle = f"{in_seconds(length_s)}, peers idle {contender.round.idle_share():.0%}"
         axes.annotate(
             idle,
             (length_s, row),
@@ -139,7 +148,7 @@ def _draw_lengths(axes: Any, contenders: Sequence[Contender], lower_bound_s: flo
         )
     axes.axvline(lower_bound_s, color=INK, linestyle=(0, (4, 3)), linewidth=1)
     axes.annotate(
-        f"no plan of this arrangement is shorter than {lower_bound_s:.1f} s",
+        f"no plan of this arrangement is shorter than {in_seconds(lower_bound_s)}",
         (lower_bound_s, -0.5),
         xytext=(5, 3),
         textcoords="offset points",

@@ -224,6 +224,8 @@ def _show(answer: Answer) -> None:
 def _comparison(answer: Answer) -> Any:
     from rich.table import Table
 
+    from peer.comparison import in_seconds
+
     table = Table("", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("makespan", "of the first", "idle"):
         table.add_column(column, justify="right")
@@ -231,17 +233,17 @@ def _comparison(answer: Answer) -> Any:
     for one in answer.contenders:
         length_s = one.round.makespan_s
         table.add_row(
-            one.name, f"{length_s:.2f} s", f"{length_s / whole_s:.2f}", f"{one.round.idle_share():.0%}"
+            one.name, in_seconds(length_s), f"{length_s / whole_s:.2f}", f"{one.round.idle_share():.0%}"
         )
     bound_s = answer.plan.lower_bound_s
-    table.add_row("lower bound of this plan", f"{bound_s:.2f} s", f"{bound_s / whole_s:.2f}", "")
+    table.add_row("lower bound of this plan", in_seconds(bound_s), f"{bound_s / whole_s:.2f}", "")
     return table
 
 
 def _routes(answer: Answer) -> Any:
     from rich.table import Table
 
-    from peer.comparison import routes
+    from peer.comparison import in_seconds, routes
 
     names, stage_of = answer.plan.instance.peers, answer.plan.stage_of
     table = Table("originator", box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -254,6 +256,6 @@ def _routes(answer: Answer) -> Any:
             answer.labels[names[route.path[0]]],
             str(route.microbatches),
             " > ".join(hops),
-            f"{route.done_s:.2f} s",
+            in_seconds(route.done_s),
         )
     return table

@@ -34,7 +34,7 @@ def arrange(instance: Instance, *, seed: int = 0, jitter: float = 0.0) -> Plan:
     if settles:
         found = [_settled(instance, rows) for rows in found]
     found.sort(key=lambda rows: (_total_s(instance, judge, rows), judge.estimate(rows)))
-    found = found[:PLANNED]
+    found = found[: PLANNED if instance.num_peers <= SETTLED_PEERS_MAX else 1]
     if settles:
         found.append(_settled(instance, first_rows(instance.arranged(_neighbours_together(instance)))))
     plans = [_planned(instance, rows, seed, jitter) for rows in found]

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from protocols.errors import LocalProtocolError
-from protocols.planning.anneal import Effort, anneal
+from protocols.planning.anneal import Effort, Judge, anneal
 from protocols.planning.instance import Instance
 from protocols.planning.mend import GONE, Mend
 from protocols.planning.objective import Objective
@@ -27,6 +27,7 @@ from protocols.swarm import PeerId
 QUICK = Thoroughness(operations_max=3_500)
 GROUP_PEERS_MAX = 64  # of a plan this small, whole rows are searched anew as well
 SEARCH = Effort(searches=8, steps=120)
+TRIED = 3  # of what was found, the best by estimate
 
 
 def repair(plan: Plan, gone: PeerId, *, seed: int = 0) -> Plan:
@@ -65,5 +66,7 @@ def _searched(
     mend = Mend(instance, objective, left)
     mend.replace_lost(lost_stage, whole_paths=True)
     rows = rows_of_paths(instance, mend.paths)
-    found = {in_turns(instance, state): None for state in anneal(instance, rows, SEARCH, seed=seed)}
-    return [evened(instance, objective, paths) for paths in found]
+    found = anneal(instance, rows, SEARCH, seed=seed)
+    found.sort(key=Judge.of(instance, rows).estimate)
+    distinct = dict.fromkeys(in_turns(instance, state) for state in found[:TRIED])
+    return [evened(instance, objective, paths) for paths in distinct]
