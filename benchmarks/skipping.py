@@ -1,10 +1,13 @@
 """P8: what skips in training cost a model, and how much of it can be left out afterwards.
 
 A tiny LLaMa of 8 stages, one layer each, learns from the same text in the same order and from the same first weights in
-several ways, at equal tokens. A quarter of all stage runs is skipped either evenly, 6 of the 8 stages on every path as
-SkipPipe has it (arXiv 2502.19913: skip ratio 1 - 6/8), or early: half of the stages in the first half of the rounds,
-then all. Paths are legal ones, drawn so that the stages after the first run equally often, and run on the StageRuntimes
-of the product, chained in this process.
+three ways, at equal tokens. Two of them skip a quarter of all stage runs: evenly, 6 of the 8 stages on every path as
+SkipPipe has it (arXiv 2502.19913: skip ratio 1 - 6/8), or early, with paths that grow from 3 stages to all 8, because a
+model that has learnt little has no use for depth yet. Paths are legal ones, drawn so that the stages after the first
+run equally often, over the StageRuntimes of the product, chained in this process.
+
+The bars are measured on the early way, which changes the run's `paths.path_stages` at three rounds; the even way is told
+beside it. The lengths were found with seeds 0 and 1, so others are measured here.
 
 Half a model: which 4 stages is chosen on one part of the held-out text, and what they cost is measured on the rest.
 """
@@ -33,11 +36,11 @@ from protocols.stage_order import legal_orders
 
 STAGES, HALF = 8, 4
 WHOLE = tuple(range(STAGES))
-WAYS = {"all": (8,), "even": (6,), "early": (4, 8)}
+WAYS = {"all": (8,), "even": (6,), "early": (3, 4, 7, 8, 8)}
 """How to train: the stages that a path runs, in equal parts of the run."""
 
-ROUNDS, ROUNDS_QUICK = 600, 150
-SEEDS, SEEDS_QUICK = 3, 1
+ROUNDS, ROUNDS_QUICK = 400, 100
+SEEDS, SEEDS_QUICK = (2, 3, 4), (2,)
 CHOOSE_TOKENS, REPORT_TOKENS = 16_384, 49_152  # of held-out text
 T_95 = {3: 4.303}  # Student's t for the 95 % interval of a mean of so many
 ORIGINATOR = "benchmark"
@@ -55,9 +58,8 @@ class Trained:
 
 def run(*, quick: bool) -> Report:
     torch.set_num_threads(1)
-    seeds = range(SEEDS_QUICK if quick else SEEDS)
     found: dict[str, list[Trained]] = {way: [] for way in WAYS}
-    for seed in seeds:
+    for seed in SEEDS_QUICK if quick else SEEDS:
         spec = skipping_spec(seed, ROUNDS_QUICK if quick else ROUNDS)
         for way in WAYS:
             found[way].append(trained(spec, way))
@@ -103,7 +105,7 @@ def skipping_spec(seed: int, rounds: int) -> RunSpec:
     fields |= {"num_stages": STAGES, "first_stage_layers": 1}
     fields["model"] |= {"num_hidden_layers": STAGES}
     fields["rounds"] |= {"rows": 8, "seq_len": 64, "microbatches": 2, "total_rounds": rounds}
-    fields["optimizer"] |= {"lr": 3e-3}
+    fields["optimizer"] |= {"lr": 5e-3, "warmup_rounds": 60}
     return RunSpec.model_validate(fields)
 
 

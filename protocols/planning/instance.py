@@ -144,7 +144,7 @@ class Instance:
             stage_sizes=tuple(np.bincount(stage_of, minlength=self.rules.num_stages).tolist()),
             stage_of=stage_of,
             forward_s=self.forward_s[kept],
-            link_s=self.link_s[np.ix_(kept, kept)],
+            link_s=self.link_s[kept][:, kept],
             slots=self.slots[kept],
         )
 

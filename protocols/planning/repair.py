@@ -27,7 +27,7 @@ from protocols.swarm import PeerId
 QUICK = Thoroughness(operations_max=3_500)
 GROUP_PEERS_MAX = 64  # of a plan this small, whole rows are searched anew as well
 SEARCH = Effort(searches=8, steps=120)
-TRIED = 3  # of what was found, the best by estimate
+TRIED = 8  # of what was found, the best by estimate
 
 
 def repair(plan: Plan, gone: PeerId, *, seed: int = 0) -> Plan:

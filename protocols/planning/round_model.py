@@ -21,6 +21,7 @@ import numpy as np
 
 from protocols.planning.instance import Instance
 
+_Queued = tuple[int, float, int]  # rank, arrival, operation
 Path = tuple[int, ...]  # indices of peers, the originator first, without the return
 NEVER_S = math.inf  # when a stuck microbatch finishes
 
@@ -117,10 +118,10 @@ class _Trip:
     def along(cls, path: Path, instance: Instance) -> _Trip:
         timing = instance.timing
         peers = [*path, path[0], *reversed(path)]
-        forwards = [float(instance.forward_s[peer]) for peer in path]
+        forwards = [instance.forward_s.item(peer) for peer in path]
         backwards = [forward_s * timing.backward_factor for forward_s in reversed(forwards)]
         work_s = [*forwards, forwards[0] * timing.loss_factor, *backwards]
-        onward_s = [float(instance.link_s[left, right]) for left, right in pairwise(peers)] + [0.0]
+        onward_s = [instance.link_s.item(left, right) for left, right in pairwise(peers)] + [0.0]
         rest_s = list(accumulate(reversed([*map(add, work_s, onward_s)])))[::-1]
         pause_s = [timing.gap_start_s] + [timing.gap_s] * (len(peers) - 1)
         return cls(peers, work_s, pause_s, onward_s, rest_s)
@@ -129,7 +130,7 @@ class _Trip:
 class _Run:
     """One simulation. An operation is `microbatch * steps + step`; all that is known of it lies in lists by operation.
 
-    An event is an operation's arrival (2 x operation), its end (2 x operation + 1), or a peer's pause over (-1 - peer).
+    An event is an operation's arrival (its number), or that a peer with something to do is free (-1 - its index).
     All that happens at one instant is taken in before any peer chooses its next job, so the order of events at one
     instant changes nothing.
     """
@@ -148,13 +149,11 @@ class _Run:
         self._frees_slot = [*[False] * (path_stages + 1), *[True] * path_stages] * len(trips)
         num_peers = len(model.held_max)
         self._events: list[tuple[float, int]] = []
-        self._queues: list[list[tuple[int, float, int]]] = [[] for _ in range(num_peers)]
-        self._waiting: dict[
-            int, list[tuple[int, float, int]]
-        ] = {}  # by peer, forwards for which it has no slot
+        self._queues: list[list[_Queued]] = [[] for _ in range(num_peers)]
+        self._waiting: dict[int, list[_Queued]] = {}  # by peer, forwards for which it has no slot
         self._free_slots = list(model.held_max)
-        self._ends_at_s = [0.0] * num_peers  # its job
-        self._free_at_s = [0.0] * num_peers  # and its pause after it
+        self._free_at_s = [0.0] * num_peers  # when its job and the pause after it are over
+        self._wakes = [False] * num_peers  # is there an event for that?
         self._cutoff_s = cutoff_s
         self._followers: dict[int, list[tuple[float, int]]] = {}
         self._jobs: list[Job] | None = [] if keep_jobs else None
@@ -163,16 +162,16 @@ class _Run:
         self._finish_s = [NEVER_S] * len(trips)
 
     def go(self, release_s: Sequence[float], after: Sequence[int | None]) -> Round:
-        events, free_at_s, queues = self._events, self._free_at_s, self._queues
+        events = self._events
         for microbatch, (start_s, first) in enumerate(zip(release_s, after, strict=True)):
             if first is None:
-                heappush(events, (start_s, 2 * microbatch * self._steps))
+                heappush(events, (start_s, microbatch * self._steps))
             else:
-                self._followers.setdefault(first, []).append((start_s, 2 * microbatch * self._steps))
+                self._followers.setdefault(first, []).append((start_s, microbatch * self._steps))
         while events:
             now_s = events[0][0]
             for peer in self._take_in(now_s):
-                if queues[peer] and free_at_s[peer] <= now_s:
+                if self._free_at_s[peer] <= now_s:
                     self._choose(peer, now_s)
         return Round(
             makespan_s=max(self._finish_s, default=0.0),
@@ -183,37 +182,27 @@ class _Run:
         )
 
     def _take_in(self, now_s: float) -> list[int]:
-        """All events of this instant; the peers that they concern."""
-        events, peers, queues, ranks = self._events, self._peers, self._queues, self._ranks
+        """All events of this instant; the peers that may start something."""
+        events, peers, queues, free_at_s = self._events, self._peers, self._queues, self._free_at_s
         touched: list[int] = []
         while events and events[0][0] == now_s:
             event = heappop(events)[1]
             if event < 0:
-                touched.append(-event - 1)
-                continue
-            operation = event >> 1
-            peer = peers[operation]
-            touched.append(peer)
-            if event & 1:
-                self._end(peer, operation, now_s)
+                peer = -event - 1
+                self._wakes[peer] = False
             else:
-                heappush(queues[peer], (ranks[operation], now_s, operation))
-            if queues[peer] and self._ends_at_s[peer] <= now_s < self._free_at_s[peer]:
-                heappush(events, (self._free_at_s[peer], -peer - 1))  # it pauses, but has something to do
+                peer = peers[event]
+                heappush(queues[peer], (self._ranks[event], now_s, event))
+                if free_at_s[peer] > now_s:
+                    self._wake_later(peer)
+                    continue
+            touched.append(peer)
         return touched
 
-    def _end(self, peer: int, operation: int, now_s: float) -> None:
-        if self._frees_slot[operation]:
-            self._free_slots[peer] += 1
-            for entry in self._waiting.pop(peer, ()):
-                heappush(self._queues[peer], entry)
-        microbatch, step = divmod(operation, self._steps)
-        if step < self._steps - 1:
-            heappush(self._events, (now_s + self._onward_s[operation], 2 * operation + 2))
-            return
-        self._finish_s[microbatch] = now_s
-        for start_s, event in self._followers.get(microbatch, ()):
-            heappush(self._events, (max(now_s, start_s), event))
+    def _wake_later(self, peer: int) -> None:
+        if not self._wakes[peer]:
+            self._wakes[peer] = True
+            heappush(self._events, (self._free_at_s[peer], -peer - 1))
 
     def _choose(self, peer: int, now_s: float) -> None:
         """Start the first queued operation that may run; forwards that find no slot step aside."""
@@ -226,21 +215,32 @@ class _Run:
                     self._waiting.setdefault(peer, []).append(entry)
                     continue
                 self._free_slots[peer] -= 1
-            if now_s + self._rest_s[operation] > self._cutoff_s:
-                self._events.clear()  # too late whatever comes: stop here
-            else:
-                self._start(peer, operation, now_s)
+            self._start(peer, operation, now_s)
+            if queue:
+                self._wake_later(peer)
             return
 
     def _start(self, peer: int, operation: int, now_s: float) -> None:
+        """All that follows from it is known: when the peer is free, when the next step's peer has it."""
+        if now_s + self._rest_s[operation] > self._cutoff_s:
+            self._cutoff_s = -math.inf  # too late whatever comes: start nothing more
+            return
         self._operations += 1
         work_s = self._work_s[operation]
         end_s = now_s + work_s
         self._busy_s[peer] += work_s
-        self._ends_at_s[peer] = end_s
         self._free_at_s[peer] = end_s + self._pause_s[operation]
-        heappush(self._events, (end_s, 2 * operation + 1))
+        if self._frees_slot[operation]:  # at its end, but before that the peer starts nothing anyway
+            self._free_slots[peer] += 1
+            for entry in self._waiting.pop(peer, ()):
+                heappush(self._queues[peer], entry)
+        microbatch, step = divmod(operation, self._steps)
+        if step < self._steps - 1:
+            heappush(self._events, (end_s + self._onward_s[operation], operation + 1))
+        else:
+            self._finish_s[microbatch] = end_s
+            for start_s, event in self._followers.get(microbatch, ()):
+                heappush(self._events, (max(end_s, start_s), event))
         if self._jobs is not None:
-            microbatch, step = divmod(operation, self._steps)
             work = Work((step >= self._steps // 2) + (step > self._steps // 2))
             self._jobs.append(Job(peer, now_s, end_s, work, microbatch))

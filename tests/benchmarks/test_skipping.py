@@ -18,15 +18,15 @@ def some_text(seed: int) -> Batch:
     return ids_BL[:, :-1], ids_BL[:, 1:]
 
 
-@pytest.mark.parametrize(("length", "draws"), [(6, 70), (4, 70)])
-def test_paths_are_legal_and_visit_all_stages_alike(length: int, draws: int):
-    """Or some layers would train less than others."""
+@pytest.mark.parametrize(("length", "difference_max"), [(3, 2), (4, 1), (6, 1), (7, 1)])
+def test_paths_are_legal_and_visit_all_stages_alike(length: int, difference_max: int):
+    """Or some layers would train less than others; a path of 3 cannot begin with stages 5 to 7."""
     paths = Paths(SPEC)
-    drawn = [paths.draw(length) for _ in range(draws)]
+    drawn = [paths.draw(length) for _ in range(70)]
     assert all(is_legal(order, STAGES, length, swaps_max=0, skip_width_max=4) for order in drawn)
     visits = [sum(stage in order for order in drawn) for stage in WHOLE[1:]]
-    assert max(visits) - min(visits) <= 1
-    assert len(set(drawn)) > 10
+    assert max(visits) - min(visits) <= difference_max
+    assert len(set(drawn)) > 5
     assert paths.skipped_share == pytest.approx(1 - length / STAGES)
 
 
