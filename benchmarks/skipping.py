@@ -6,7 +6,7 @@ SkipPipe has it (arXiv 2502.19913: skip ratio 1 - 6/8), or early, with paths tha
 model that has learnt little has no use for depth yet. Paths are legal ones, drawn so that the stages after the first
 run equally often, over the StageRuntimes of the product, chained in this process.
 
-The bars are measured on the early way, which changes the run's `paths.path_stages` at three rounds; the even way is told
+The bars are measured on the early way, which changes `paths.path_stages` at three rounds; the even way is told
 beside it. The lengths were found with seeds 0 and 1, so others are measured here.
 
 Half a model: which 4 stages is chosen on one part of the held-out text, and what they cost is measured on the rest.

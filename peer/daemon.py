@@ -55,9 +55,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_VIEW_TRIES = 10
 STATUS_LIMIT_S = 2.0
-WITHDRAW_LIMIT_S = (
-    3.0  # the table may have died with us; 5 s went to draining, and 15 are what a leave may take
-)
+# The table may have died with us; 4 s went to draining, and a leave may take 15 in all.
+WITHDRAW_LIMIT_S = 2.0
 
 
 class PeerDaemon:

@@ -19,7 +19,7 @@ from protocols.swarm import SwarmView
 if TYPE_CHECKING:
     from protocols.core import PeerCore
 
-DRAIN_LIMIT_S = 5.0  # who gives up a stage, or leaves, waits so long for what it still holds
+DRAIN_LIMIT_S = 4.0  # who gives up a stage, or leaves, waits so long for what it still holds
 LOOKS_BEFORE_CHOICE = 2  # at the table, by a joiner without a stage
 FRESH_ROUNDS = 30  # a rebuilt stage calls itself fresh for so many rounds
 
