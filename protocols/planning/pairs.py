@@ -22,7 +22,6 @@ from protocols.planning.stage_sets import orders_by_set
 PATHS_MAX = 3_000  # of one originator; beyond, listing them takes too long
 STARTS, STARTS_BRIEF = 12, 3
 LEAST_GAIN = 1e-9  # less may be rounding, and would go round in circles
-POWER = 8  # of the trips that are added up: the longest decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class _Pairs:
             relays = (instance.replicas(stage).tolist() for stage in sorted(members - {0}))
             for chosen in product(*relays):
                 path = objective.in_orders((originator, *chosen))[0]
-                found.append(_Way(objective.trip_s(path) ** POWER, path, members - {0}))
+                found.append(_Way(_weighed(objective.trip_s(path)), path, members - {0}))
         found.sort(key=lambda way: (way.cost, way.path))
         return found
 
@@ -124,3 +123,10 @@ class _Pairs:
     def _is_even(self, visits: Counter[int], *more: frozenset[int]) -> bool:
         counts = [visits[stage] + sum(stage in each for each in more) for stage in self._stages]
         return max(counts) - min(counts) <= 1
+
+
+def _weighed(trip_s: float) -> float:
+    """Its eighth power: added up, the longest trip decides. By products alone, which are the same on every machine."""
+    square = trip_s * trip_s
+    fourth = square * square
+    return fourth * fourth

@@ -19,7 +19,7 @@ from protocols.planning.settle import Thoroughness, settle
 
 FINE_MICROBATCHES_MAX = 128  # of a plan whose microbatches may each get a path of their own from the start
 SMALL_MICROBATCHES = (
-    12  # so few are settled even where they share no relay: estimates are coarse, simulations cheap
+    12  # so few are settled even where they share no relay: estimates are rough, simulations cheap
 )
 JUDGED_OPERATIONS_MAX = 30_000  # to simulate when choosing among what the searches found
 SETTLED = 3  # of the candidates, the best so many
@@ -48,7 +48,7 @@ def find_paths(
         mends += [evened(instance, objective, in_turns(instance, first_rows(instance, fine=True)))]
     thoroughness = BRIEF if brief else SMALL if small else THOROUGH
     plans: list[Plan] = []
-    for score, mend in best_first(instance, objective, mends)[: 1 if brief else SETTLED]:
+    for score, mend in best_first(instance, objective, mends, kept=1 if brief else SETTLED):
         if small or shares_relays(mend.paths):
             mend.touch_all()
         plans.append(settle(instance, mend, score.finish_s, thoroughness, jitter=jitter, seed=seed))
@@ -67,18 +67,18 @@ def evened(instance: Instance, objective: Objective, paths: Sequence[Path]) -> M
     return mend
 
 
-def best_first(instance: Instance, objective: Objective, mends: Sequence[Mend]) -> list[tuple[Score, Mend]]:
+def best_first(
+    instance: Instance, objective: Objective, mends: Sequence[Mend], *, kept: int
+) -> list[tuple[Score, Mend]]:
     """Those with the fewest faults (uneven visits, then visits beyond the room of relays), by score."""
     judged: list[tuple[tuple[int, int], Score, int]] = []
     for at, mend in enumerate(mends):
         faults = (max(1, mend.unevenness), excess(instance, mend.paths))
-        rivals = sorted(judged)[
-            SETTLED - 1 : SETTLED
-        ]  # behind all of the best few, none need be timed to its end
+        rivals = sorted(judged)[kept - 1 : kept]  # behind all of the best few, none need be timed to its end
         cutoff_s = min((score.makespan_s for other, score, _ in rivals if other <= faults), default=math.inf)
         judged.append((faults, objective.score(mend.paths, cutoff_s=cutoff_s), at))
     fewest = min(judged)[0]
-    return [(score, mends[at]) for faults, score, at in sorted(judged) if faults == fewest]
+    return [(score, mends[at]) for faults, score, at in sorted(judged)[:kept] if faults == fewest]
 
 
 def _candidates(instance: Instance, seed: int, start: Rows | None, *, brief: bool) -> list[tuple[Path, ...]]:

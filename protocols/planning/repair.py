@@ -25,6 +25,7 @@ from protocols.planning.settle import Thoroughness, settle
 from protocols.swarm import PeerId
 
 QUICK = Thoroughness(operations_max=3_500)
+QUICKER = Thoroughness(operations_max=2_000)  # where handling many paths takes most of the time
 GROUP_PEERS_MAX = 64  # of a plan this small, whole rows are searched anew as well
 SEARCH = Effort(searches=8, steps=120)
 TRIED = 8  # of what was found, the best by estimate
@@ -50,13 +51,13 @@ def repair(plan: Plan, gone: PeerId, *, seed: int = 0) -> Plan:
     mend = Mend(instance, objective, left)
     mend.replace_lost(lost_stage)
     mend.level()
-    finish_s: Sequence[float] = [done_s for _, done_s in kept]
+    finish_s = [done_s for _, done_s in kept]
     if instance.num_peers < GROUP_PEERS_MAX:
         mends = [mend, *_searched(instance, objective, left, lost_stage, seed)]
-        score, mend = best_first(instance, objective, mends)[0]
+        score, mend = best_first(instance, objective, mends, kept=1)[0]
         mend.touch_all()
-        finish_s = score.finish_s
-    return settle(instance, mend, finish_s, QUICK)
+        return settle(instance, mend, score.finish_s, QUICK)
+    return settle(instance, mend, finish_s, QUICKER)
 
 
 def _searched(

@@ -21,6 +21,7 @@ import numpy as np
 
 from protocols.planning.instance import Instance
 
+ROUNDING_S = 1e-9  # sums of the same times in another order differ by less
 _Queued = tuple[int, float, int]  # rank, arrival, operation
 Path = tuple[int, ...]  # indices of peers, the originator first, without the return
 NEVER_S = math.inf  # when a stuck microbatch finishes
@@ -154,7 +155,7 @@ class _Run:
         self._free_slots = list(model.held_max)
         self._free_at_s = [0.0] * num_peers  # when its job and the pause after it are over
         self._wakes = [False] * num_peers  # is there an event for that?
-        self._cutoff_s = cutoff_s
+        self._cutoff_s = cutoff_s + ROUNDING_S
         self._followers: dict[int, list[tuple[float, int]]] = {}
         self._jobs: list[Job] | None = [] if keep_jobs else None
         self._operations = 0
