@@ -9,6 +9,9 @@ run equally often, over the StageRuntimes of the product, chained in this proces
 The bars are measured on the early way, which changes `paths.path_stages` at three rounds; the even way is told
 beside it. The lengths were found with seeds 0 and 1, so others are measured here.
 
+All this is early in training: about 4.05 nats a token, where a bigram model has 3.85. With more tokens (600 rounds, a
+model of 4 stages) depth counts for more, and skips were seen to cost 2 to 4 % of the loss.
+
 Half a model: which 4 stages is chosen on one part of the held-out text, and what they cost is measured on the rest.
 """
 
