@@ -64,7 +64,6 @@ class HostConfig(BaseModel):
         default=None, ge=0, description="stage to serve; auto: where the swarm needs one"
     )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N or mps")
-    threads: int = Field(default=1, ge=1, le=1024, description="CPU threads for compute")
     threads: int = Field(
         default=0, ge=0, le=1024, description="threads that torch computes with; 0: its choice"
     )
