@@ -32,7 +32,7 @@ from peer.config import HostConfig, listen_maddrs, read_initial_peers
 from peer.data import TokenData, load_data
 from peer.driver import Driver, checkpoint_due, stage_folder
 from peer.liveness import Liveness
-from peer.metrics import FlightRecorder, serve_metrics
+from peer.metrics import FlightRecorder
 from peer.status import PeerStatus
 from peer.tracker import Tracker
 from peer.transport import Transport
@@ -54,7 +54,6 @@ from protocols.swarm import PeerId, PeerInfo, SwarmView
 logger = logging.getLogger(__name__)
 
 FIRST_VIEW_TRIES = 10
-STATUS_LIMIT_S = 2.0
 # The table may have died with us; 4 s went to draining, and a leave may take 15 in all.
 WITHDRAW_LIMIT_S = 2.0
 
@@ -242,7 +241,8 @@ async def run_peer(
     spec: RunSpec, config: HostConfig, *, on_ready: Callable[[PeerDaemon], None] | None = None
 ) -> int:
     """Run one peer until it has left; the exit code. `on_ready` is called once the control plane answers."""
-    torch.set_num_threads(config.threads)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     async with AsyncExitStack() as stack:
         identity = Identity.load_or_create(config.identity_file)
         lock = IdentityLock(config.identity_file)
@@ -280,9 +280,6 @@ async def _start(daemon: PeerDaemon, stack: AsyncExitStack) -> None:
     view = await daemon.first_view()
     handle = await control.attach(daemon, config.runtime_dir)
     stack.push_async_callback(handle.close)
-    if config.metrics_addr is not None:
-        server = serve_metrics(config.metrics_addr, _status_from_thread(daemon))
-        stack.callback(server.shutdown)
     liveness = Liveness(daemon.core, daemon.driver.transport, daemon.driver.post)
     for work in (daemon.heartbeat.run(), daemon.follow_views(), liveness.run()):
         stack.push_async_callback(_cancel, asyncio.create_task(work))
@@ -335,16 +332,6 @@ async def _say_goodbye(daemon: PeerDaemon) -> None:
             await daemon.export_stage(None)
         except CheckpointError as error:
             logger.error("%s", error)
-
-
-def _status_from_thread(daemon: PeerDaemon) -> Callable[[], PeerStatus]:
-    """The status is made in the loop's thread, whoever asks."""
-    loop = asyncio.get_running_loop()
-
-    async def status() -> PeerStatus:
-        return daemon.status()
-
-    return lambda: asyncio.run_coroutine_threadsafe(status(), loop).result(STATUS_LIMIT_S)
 
 
 def _received(sender: PeerId, message: Message) -> MessageReceived:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -276,6 +277,25 @@ def test_one_peer_starts_and_leaves_within_fifteen_seconds(commands: Commands, r
     assert time.monotonic() - began_s <= START_MAX_S
     peer.send_signal(signal.SIGINT)
     assert peer.wait(timeout=LEAVE_MAX_S) == 0
+
+
+@pytest.mark.timeout(200)
+def test_a_peer_that_leaves_every_choice_to_us_serves_and_shows_its_metrics(
+    commands: Commands, run_file: Path
+):
+    """As the documentation types it. It asked torch for no threads at all, and bound the metrics port twice."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        metrics = f"127.0.0.1:{probe.getsockname()[1]}"
+    join = ["join", "--run", str(run_file), "--stage", "1", "--new-swarm", "--no-auto-nat", "--no-use-relay"]
+    local = ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
+    peer = commands.start("defaults", *join, *local, "--metrics-addr", metrics)
+    wait_until(lambda: commands.states() == [PeerState.SERVING], 100, "it serves")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(f"http://{metrics}/metrics", timeout=10) as reply:
+        assert b"gossamer_uptime_seconds" in reply.read()
+    peer.send_signal(signal.SIGINT)
+    assert peer.wait(timeout=60) == 0
 
 
 @pytest.mark.timeout(200)
