@@ -52,13 +52,7 @@ class PlanProblem:
         """In the terms of `planning`; ConfigError when no path is legal."""
         spec, stages = self.spec, {info.stage for info in self.peers}
         missing = frozenset(stage for stage in range(1, spec.num_stages) if stage not in stages)
-        rules = PathRules(
-            num_stages=spec.num_stages,
-            path_stages=min(spec.path_stages, spec.num_stages - len(missing)),
-            swaps_max=spec.paths.swaps_max,
-            skip_width_max=max(spec.paths.skip_width_max, len(missing) + 1),
-            missing=missing,
-        )
+        rules = PathRules.of_run(spec, missing)
         factors = [
             info.backward_s / info.forward_s for info in self.peers if info.forward_s and info.backward_s
         ]

@@ -16,6 +16,7 @@ from protocols.actions import Action
 from protocols.costs import Costs
 from protocols.group_plan import GroupPlan
 from protocols.messages import Hop, Path
+from protocols.planning import PathRules
 from protocols.run_spec import RunSpec
 from protocols.stage_order import legal_orders
 from protocols.swarm import PeerId, PeerInfo, PeerState, SwarmView
@@ -105,17 +106,17 @@ class Planner:
     def _missing_max(self) -> int:
         paths = self.spec.paths
         share = int(MISSING_SHARE_MAX * (self.spec.num_stages - 1))
-        return 0 if paths.missing_stages_max == 0 else max(1, min(paths.missing_stages_max, share))
+        allowed = 0 if paths.missing_stages_max == 0 else max(1, min(paths.missing_stages_max, share))
+        return min(allowed, self.spec.num_stages - 2)  # a path has one relay at least
 
     def _orders(self, missing: frozenset[int]) -> tuple[tuple[int, ...], ...]:
         """Legal orders of the wanted length; a missing stage shortens the path when nothing else is legal."""
-        spec = self.spec
-        longest = min(spec.path_stages, spec.num_stages - len(missing))
+        rules = PathRules.of_run(self.spec, missing)
         return legal_orders(
-            spec.num_stages,
-            longest,
-            swaps_max=spec.paths.swaps_max,
-            skip_width_max=max(spec.paths.skip_width_max, len(missing) + 1),
+            rules.num_stages,
+            rules.path_stages,
+            swaps_max=rules.swaps_max,
+            skip_width_max=rules.skip_width_max,
             missing=missing,
         )
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from protocols.errors import ConfigError
+from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId
 
 Ints = NDArray[np.int64]
@@ -52,14 +53,25 @@ class PathRules:
         """Those after the first that somebody serves: all of them are to be visited alike."""
         return tuple(stage for stage in range(1, self.num_stages) if stage not in self.missing)
 
-    def without(self, stage: int) -> PathRules:
-        """What is legal once nobody serves `stage`: shorter paths where they ran it all, and wider skips."""
-        missing = self.missing | {stage}
+    @classmethod
+    def of_run(cls, spec: RunSpec, missing: frozenset[int]) -> PathRules:
+        """Of a run in which nobody serves the `missing` stages."""
+        whole = cls(
+            num_stages=spec.num_stages,
+            path_stages=spec.path_stages,
+            swaps_max=spec.paths.swaps_max,
+            skip_width_max=spec.paths.skip_width_max,
+        )
+        return whole.without(*missing)
+
+    def without(self, *stages: int) -> PathRules:
+        """What is legal while nobody serves these stages: shorter paths where they ran them all, and wider skips."""
+        missing = self.missing | set(stages)
         return replace(
             self,
             missing=missing,
             path_stages=min(self.path_stages, self.num_stages - len(missing)),
-            skip_width_max=self.skip_width_max + 1,
+            skip_width_max=max(self.skip_width_max, len(missing) + 1),
         )
 
 

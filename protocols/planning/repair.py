@@ -14,6 +14,7 @@ import numpy as np
 
 from protocols.errors import LocalProtocolError
 from protocols.planning.anneal import Effort, Judge, anneal
+from protocols.planning.groups import GROUP_PEERS_MAX
 from protocols.planning.instance import Instance
 from protocols.planning.mend import GONE, Mend
 from protocols.planning.objective import Objective
@@ -26,7 +27,6 @@ from protocols.swarm import PeerId
 
 QUICK = Thoroughness(operations_max=3_500)
 QUICKER = Thoroughness(operations_max=2_000)  # where handling many paths takes most of the time
-GROUP_PEERS_MAX = 64  # of a plan this small, whole rows are searched anew as well
 SEARCH = Effort(searches=8, steps=120)
 TRIED = 8  # of what was found, the best by estimate
 
@@ -52,7 +52,7 @@ def repair(plan: Plan, gone: PeerId, *, seed: int = 0) -> Plan:
     mend.replace_lost(lost_stage)
     mend.level()
     finish_s = [done_s for _, done_s in kept]
-    if instance.num_peers < GROUP_PEERS_MAX:
+    if instance.num_peers < GROUP_PEERS_MAX:  # so small that whole rows can be searched anew as well
         mends = [mend, *_searched(instance, objective, left, lost_stage, seed)]
         score, mend = best_first(instance, objective, mends, kept=1)[0]
         mend.touch_all()

@@ -60,6 +60,13 @@ def test_one_missing_stage_is_skipped_and_two_are_not():
     assert planner.plan(view_of("a1", "b1"), 0) == NoFeasiblePath(empty_stages=(2, 3))
 
 
+def test_a_path_has_a_relay():
+    """Two stages, and the second has lost its last replica: there is nobody to send to. It ended in a crash."""
+    planner = Planner(spec=tiny_spec(2), me="a1", costs=Costs("a1"))
+    assert planner.plan(view_of("a1"), 0) == NoFeasiblePath(empty_stages=(1,))
+    assert stages(planner.plan(view_of("a1", "b1"), 1)) == (0, 1)
+
+
 def test_a_run_may_forbid_skipping():
     strict = Planner(spec=tiny_spec(4, paths={"missing_stages_max": 0}), me="a1", costs=Costs("a1"))
     assert strict.plan(view_of("a1", "b1", "d1"), 0) == NoFeasiblePath(empty_stages=(2,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from peer.simulator.churn import Churn, simulate
+from peer.simulator.swarm import Simulation, tiny_spec
 
 KILLS = Churn(kills=3)
 STORM = Churn(kills=3, joins=3, stops=2, cuts=3, leaves=2, loss_share=0.001)
@@ -43,6 +44,17 @@ def test_a_thin_swarm_outlives_the_loss_of_whole_stages(seed: int):
     """Ten peers, six of them killed and six others joining: stages are skipped, adopted, rebuilt."""
     report = simulate(peers=10, seed=seed, churn=Churn(kills=6, joins=6), microbatches=60)
     assert report.finished >= 60, say(seed, 10)
+    assert (report.lost, report.leaked) == (0, 0)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_two_stages_wait_for_the_next_peer_when_the_second_is_lost(planned: bool):
+    """Where one relay is all there is, nothing can be skipped: work is held until somebody joins."""
+    simulation = Simulation(tiny_spec(2, paths={"planned": planned}), {0: 1, 1: 1}, seed=1)
+    simulation.kill(1, 3.0)
+    simulation.join(1, 20.0)
+    report = simulation.run(until_microbatches=40, until_s=200.0)
+    assert report.finished >= 40
     assert (report.lost, report.leaked) == (0, 0)
 
 
