@@ -8,10 +8,11 @@ coordinates, not N x N latencies.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from math import cos, hypot, isfinite, sin, tau
 from typing import TYPE_CHECKING
+
+from protocols.hashing import share_of
 
 if TYPE_CHECKING:
     from protocols.swarm import PeerId
@@ -61,7 +62,7 @@ def moved(mine: Coordinate, theirs: Coordinate, seconds: float, *, me: PeerId, o
     push_s = STEP * weight * (seconds - expected_s)
     dx_s, dy_s = mine.x_s - theirs.x_s, mine.y_s - theirs.y_s
     if hypot(dx_s, dy_s) < HEIGHT_MIN_S:
-        angle = _angle(me, other)
+        angle = tau * share_of(f"{me}>{other}")
         dx_s, dy_s = HEIGHT_MIN_S * cos(angle), HEIGHT_MIN_S * sin(angle)
     heights_s = mine.height_s + theirs.height_s
     norm_s = hypot(dx_s, dy_s) + heights_s
@@ -71,8 +72,3 @@ def moved(mine: Coordinate, theirs: Coordinate, seconds: float, *, me: PeerId, o
         height_s=max(HEIGHT_MIN_S, mine.height_s + push_s * heights_s / norm_s),
         error=error,
     )
-
-
-def _angle(me: PeerId, other: PeerId) -> float:
-    digest = hashlib.blake2b(f"{me}>{other}".encode(), digest_size=4).digest()
-    return tau * int.from_bytes(digest, "big") / 2**32

@@ -106,13 +106,9 @@ class Costs:
         forward_s = self.forward_s(info)
         return info if forward_s == info.forward_s else replace(info, forward_s=_two_digits(forward_s))
 
-    def backward_s(self, info: PeerInfo) -> float:
-        factor = info.backward_s / info.forward_s if info.forward_s and info.backward_s else BACKWARD_FACTOR
-        return factor * self.forward_s(info)
-
     def link_s(self, source: PeerInfo, target: PeerInfo, num_bytes: int) -> float:
         """One way."""
-        return self.latency_s(source, target) + num_bytes / _rate_bytes_per_s(source, target)
+        return self.latency_s(source, target) + transfer_s(source, target, num_bytes)
 
     def latency_s(self, source: PeerInfo, target: PeerInfo) -> float:
         claimed_s = claimed_latency_s(source, target)
@@ -129,11 +125,13 @@ class Costs:
         mine = next((info for info in peers if info.peer == self._me), None)
         if mine is None:
             return {}
-        found = {info.peer: self.latency_s(mine, info) for info in peers if info.peer != self._me}
+        latencies_s = {
+            info.peer: (self.latency_s(mine, info), claimed_latency_s(mine, info)) for info in peers
+        }
         return {
-            info.peer: found[info.peer]
-            for info in peers
-            if info.peer in found and found[info.peer] != claimed_latency_s(mine, info)
+            peer: believed_s
+            for peer, (believed_s, claimed_s) in latencies_s.items()
+            if believed_s != claimed_s
         }
 
 
@@ -144,11 +142,11 @@ def claimed_latency_s(source: PeerInfo, target: PeerInfo) -> float:
     return round_trip_s(source.coordinate, target.coordinate) / 2
 
 
-def _rate_bytes_per_s(source: PeerInfo, target: PeerInfo) -> float:
-    """Of the narrower of the two access lines."""
+def transfer_s(source: PeerInfo, target: PeerInfo, num_bytes: int) -> float:
+    """Through the narrower of the two access lines."""
     up = source.upload_bytes_per_s or RATE_DEFAULT_BYTES_PER_S
     down = target.download_bytes_per_s or up
-    return max(1.0, min(up, down))
+    return num_bytes / max(1.0, min(up, down))
 
 
 def _decayed(old: float, new: float) -> float:

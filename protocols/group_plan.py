@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from protocols.actions import Action, Count, MakePlan, WeighStages
-from protocols.costs import BACKWARD_FACTOR, FORWARD_DEFAULT_S, Costs, claimed_latency_s
+from protocols.costs import BACKWARD_FACTOR, FORWARD_DEFAULT_S, Costs, claimed_latency_s, transfer_s
 from protocols.errors import GossamerError
 from protocols.events import PlanMade, StagesWeighed
 from protocols.messages import Hop, Path
@@ -92,19 +92,14 @@ class PlanProblem:
         return [min(info.forward_s or default_s, CLAIM_MAX_S) for info in self.peers]
 
     def _link_s(self) -> list[list[float]]:
-        costs = Costs(self.me)  # a stranger's: claims only
-        size = self.spec.boundary_bytes
-        rows = [
-            [min(costs.link_s(source, target, size), CLAIM_MAX_S) for target in self.peers]
-            for source in self.peers
-        ]
-        index = {info.peer: number for number, info in enumerate(self.peers)}
-        for peer, seconds in self.latency_s.items():
-            mine, other = index[self.me], index[peer]
-            wrong_by_s = seconds - claimed_latency_s(self.peers[mine], self.peers[other])
-            rows[mine][other] += wrong_by_s
-            rows[other][mine] += wrong_by_s
-        return rows
+        return [[self._hop_s(source, target) for target in self.peers] for source in self.peers]
+
+    def _hop_s(self, source: PeerInfo, target: PeerInfo) -> float:
+        latency_s = claimed_latency_s(source, target)
+        if self.me in (source.peer, target.peer):
+            other = target if source.peer == self.me else source
+            latency_s = self.latency_s.get(other.peer, latency_s)
+        return min(latency_s + transfer_s(source, target, self.spec.boundary_bytes), CLAIM_MAX_S)
 
 
 def solve(problem: PlanProblem, previous: Plan | None) -> PlanMade:
@@ -113,6 +108,10 @@ def solve(problem: PlanProblem, previous: Plan | None) -> PlanMade:
         plan = _repaired(problem, previous) or find_paths(problem.instance(), brief=True)
     except GossamerError as error:
         return PlanMade(problem=problem, plan=None, reason=str(error))
+    except (
+        Exception
+    ) as error:  # a fault of the search costs this plan, not all that are still to be asked for
+        return PlanMade(problem=problem, plan=None, reason=f"{type(error).__name__}: {error}")
     return PlanMade(problem=problem, plan=plan)
 
 
@@ -175,7 +174,7 @@ class GroupPlan:
         if not self.may_want(view):
             return []
         self._seen = view
-        problem = self.problem(view) if self.me in view else None
+        problem = group_problem(view, self.spec, self.me, self.costs) if self.me in view else None
         if problem is None or not self._is_news(problem, now):
             return []
         self._asked, self._look_again_s = problem, now + DRIFT_AFTER_S
@@ -213,23 +212,24 @@ class GroupPlan:
         path = self._own[index]
         return path if all(_serves(view.get(hop.peer), hop) for hop in path[1:]) else None
 
-    def problem(self, view: SwarmView) -> PlanProblem | None:
-        """The serving peers of the group as they are seen from here; None: too few."""
-        peers = tuple(info for stage in range(self.spec.num_stages) for info in view.replicas(stage))
-        if len(peers) < self.spec.path_stages or not view.replicas(0):
-            return None
-        believed = group_of(self.me, tuple(sorted(peers, key=lambda info: info.peer)))
-        return PlanProblem(
-            spec=self.spec,
-            peers=tuple(self.costs.believed(info) for info in believed),
-            me=self.me,
-            latency_s=self.costs.contradicted(believed),
-        )
-
     def _is_news(self, problem: PlanProblem, now: float) -> bool:
         if self._of is None or problem.members != self._of.members:
             return True
         return now >= self._look_again_s and _coarse(problem) != _coarse(self._of)
+
+
+def group_problem(view: SwarmView, spec: RunSpec, me: PeerId, costs: Costs) -> PlanProblem | None:
+    """The serving peers of the group as they are seen from `me`; None: no originator, or nobody to relay."""
+    serving = [info for stage in range(spec.num_stages) for info in view.replicas(stage)]
+    if not view.replicas(0) or len(serving) == len(view.replicas(0)):
+        return None
+    group = group_of(me, tuple(sorted(serving, key=lambda info: info.peer)))
+    return PlanProblem(
+        spec=spec,
+        peers=tuple(costs.believed(info) for info in group),
+        me=me,
+        latency_s=costs.contradicted(group),
+    )
 
 
 def group_of(me: PeerId, peers: tuple[PeerInfo, ...]) -> tuple[PeerInfo, ...]:

@@ -9,12 +9,11 @@ and who means to move claims the target in the table: of several only the first 
 
 from __future__ import annotations
 
-import hashlib
-
 from protocols.actions import Action, Count, PutClaim, ReadClaims, WeighStages
 from protocols.costs import Costs
 from protocols.events import ClaimsRead, StagesWeighed
-from protocols.group_plan import GroupPlan, PlanProblem, with_me_at
+from protocols.group_plan import PlanProblem, group_problem, with_me_at
+from protocols.hashing import share_of
 from protocols.placement import first_claim
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, PeerState, SwarmView
@@ -32,7 +31,7 @@ class Moves:
     def __init__(self, me: PeerId, spec: RunSpec, costs: Costs) -> None:
         self._me = me
         self._spec = spec
-        self._plan = GroupPlan(spec, me, costs)
+        self._costs = costs
         self._timers: Timers[str] = Timers()
         self._num_drawn = 0
         self._target: int | None = None  # paid at the last look
@@ -52,15 +51,18 @@ class Moves:
         ):
             self._wait(LOOK_S, now)
 
-    def joiners_problem(self, view: SwarmView) -> tuple[tuple[int, PlanProblem], ...] | None:
+    def joiners_problems(self, view: SwarmView) -> tuple[tuple[int, PlanProblem], ...] | None:
         """What a joiner weighs. None: stages are to be filled first, or others join now: then ids decide."""
         joiners = [info for info in view.peers if info.stage is None and info.peer != self._me]
-        problem = None if joiners or not self._spec.paths.planned else self._plan.problem(view)
-        if problem is None or not view.replicas(0) or view.empty_stages(self._spec.num_stages):
+        if joiners or not self._spec.paths.planned or view.empty_stages(self._spec.num_stages):
             return None
-        return self._everywhere(problem)
+        return self._everywhere(view)
 
-    def _everywhere(self, problem: PlanProblem) -> tuple[tuple[int, PlanProblem], ...]:
+    def _everywhere(self, view: SwarmView) -> tuple[tuple[int, PlanProblem], ...] | None:
+        """The swarm with this peer at each stage; None: too few peers serve."""
+        problem = group_problem(view, self._spec, self._me, self._costs)
+        if problem is None:
+            return None
         return tuple((stage, with_me_at(problem, stage)) for stage in range(self._spec.num_stages))
 
     def on_deadline(self, view: SwarmView, stage: int | None, now: float) -> list[Action]:
@@ -70,11 +72,11 @@ class Moves:
         if "look" not in due or stage is None or not self._is_mine(view, stage):
             self._target = None if "look" in due else self._target
             return []
-        problem = self._plan.problem(view)
-        if problem is None:
+        problems = self._everywhere(view)
+        if problems is None:
             return []
         self._is_weighing = True
-        return [WeighStages(problems=self._everywhere(problem))]
+        return [WeighStages(problems=problems)]
 
     def on_weighed(self, event: StagesWeighed, stage: int | None, now: float) -> list[Action]:
         if not self._is_weighing:
@@ -83,7 +85,7 @@ class Moves:
         seconds = dict(event.seconds)
         best = min(seconds, key=lambda place: (seconds[place], place))
         before, self._target = self._target, None
-        if stage is None or best == stage or seconds[best] > (1 - MARGIN) * seconds[stage]:
+        if stage is None or not seconds[best] < (1 - MARGIN) * seconds[stage]:  # both may be infinite
             self._wait(LOOK_S, now)
             return []
         self._target = best
@@ -114,5 +116,4 @@ class Moves:
 
     def _wait(self, seconds: float, now: float) -> None:
         self._num_drawn += 1
-        digest = hashlib.blake2b(f"{self._me}/{self._num_drawn}".encode(), digest_size=4).digest()
-        self._timers.set("look", now + seconds * (1 + int.from_bytes(digest, "big") / 2**32))
+        self._timers.set("look", now + seconds * (1 + share_of(f"{self._me}/{self._num_drawn}")))

@@ -7,7 +7,6 @@ left out only within the skip budget (Crucible's rule).
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
@@ -15,6 +14,7 @@ from typing import TypeAlias
 from protocols.actions import Action
 from protocols.costs import Costs
 from protocols.group_plan import GroupPlan
+from protocols.hashing import number_of
 from protocols.messages import Hop, Path
 from protocols.planning import PathRules
 from protocols.run_spec import RunSpec
@@ -147,15 +147,10 @@ class Planner:
         return min(ways, key=lambda way: way[0])
 
     def _rotated(self, replicas: tuple[PeerInfo, ...], counter: int) -> tuple[PeerInfo, ...]:
-        start = (_spread(self.me) + counter) % len(replicas)
+        start = (number_of(self.me) + counter) % len(replicas)
         return replicas[start:] + replicas[:start]
 
     def _remember(self, path: Path) -> None:
         for hop in path[1:]:
             self._assigned[hop.peer] = self._assigned.get(hop.peer, 0) + 1
             self._visits[hop.stage] = self._visits.get(hop.stage, 0) + 1
-
-
-def _spread(peer: PeerId) -> int:
-    """A number that differs between peers, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(peer.encode(), digest_size=4).digest(), "big")

@@ -6,6 +6,7 @@ weights are being replaced nothing is held that was computed with the old ones.
 
 from __future__ import annotations
 
+from math import isinf
 from typing import TYPE_CHECKING
 
 from protocols.actions import Action, Count, WeighStages
@@ -41,17 +42,22 @@ def look_for_stage(core: PeerCore, now: float) -> list[Action]:
     core.looks_left -= 1
     if core.looks_left > 0:
         return []
-    problem = core.moves.joiners_problem(core.view)
-    if problem is not None:
-        return [WeighStages(problems=problem)]
+    problems = core.moves.joiners_problems(core.view)
+    if problems is not None:
+        return [WeighStages(problems=problems)]
     return _take_stage(core, choose_stage(core.view, core.spec.num_stages, core.me), now)
 
 
 def on_weighed(core: PeerCore, event: StagesWeighed, now: float) -> list[Action]:
     """Where this peer helps the plan most: as a joiner it goes there, as a serving peer it may."""
-    if core.stage is None:
-        return _take_stage(core, min(event.seconds, key=lambda weighed: (weighed[1], weighed[0]))[0], now)
-    return core.moves.on_weighed(event, core.stage, now)
+    if core.stage is not None:
+        return core.moves.on_weighed(event, core.stage, now)
+    if core.relay.draining:  # told to leave while the answer was on its way
+        return []
+    stage, seconds = min(event.seconds, key=lambda weighed: (weighed[1], weighed[0]))
+    if isinf(seconds):
+        stage = choose_stage(core.view, core.spec.num_stages, core.me)
+    return _take_stage(core, stage, now)
 
 
 def _take_stage(core: PeerCore, stage: int, now: float) -> list[Action]:

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from peer.simulator.swarm import tiny_spec
+from protocols import group_plan
 from protocols.actions import Count, MakePlan
 from protocols.coordinates import Coordinate
 from protocols.costs import Costs
@@ -147,3 +148,27 @@ def test_nonsense_in_one_record_does_not_cost_the_others_their_plan(nonsense: di
     made = planned(originator("a1"), swarm(*NAMES, **nonsense))
     assert made.plan is not None, made.reason
     assert len(made.plan.microbatches) == 4
+
+
+def test_a_coordinate_at_the_end_of_the_world_that_calls_contradict_costs_nobody_the_plan():
+    """Claimed over an hour away, answered in 20 ms: what was measured counts, and no link becomes negative."""
+    costs = Costs("a1")
+    view = swarm(*NAMES, coordinate=Coordinate(3600.0, -3600.0, 3600.0, 0.0))
+    me = view.get("a1")
+    costs.measured_round_trip("b1", view.get("b1"), 0.02)
+    made = planned(GroupPlan(SPEC, "a1", costs), view)
+    assert me is not None
+    assert made.plan is not None, made.reason
+    links = made.problem.instance().link_s
+    assert links.min() >= 0
+    names = made.problem.instance().peers
+    assert links[names.index("a1"), names.index("b1")] < 0.1
+
+
+def test_a_search_that_breaks_answers_all_the_same(monkeypatch: pytest.MonkeyPatch):
+    """A fault of ours in the search costs the plan; a question without an answer would cost all plans to come."""
+    action = asked(originator("a1"), swarm(*NAMES))
+    monkeypatch.setattr(group_plan, "find_paths", lambda *_, **__: 1 // 0)
+    made = solve(action.problem, None)
+    assert made.plan is None
+    assert made.reason == "ZeroDivisionError: integer division or modulo by zero"
