@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -48,7 +47,9 @@ def test_the_first_signal_asks_and_the_second_forces(stubborn: subprocess.Popen[
 def test_sigusr1_shows_where_the_process_is_and_lets_it_live(stubborn: subprocess.Popen[str]):
     """The first question about a peer that seems to hang."""
     assert stubborn.stderr is not None
+    assert stubborn.stdout is not None
     stubborn.send_signal(signal.SIGUSR1)
     assert "most recent call first" in stubborn.stderr.readline()
-    time.sleep(0.05)
+    stubborn.send_signal(signal.SIGINT)
+    assert stubborn.stdout.readline() == "asked to leave\n"
     assert stubborn.poll() is None
