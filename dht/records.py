@@ -20,7 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dht.identity import friendly_name
 from dht.packing import pack, unpack
 from protocols.coordinates import Coordinate
+from protocols.costs import LINKS_MAX
 from protocols.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from protocols.hashing import NUMBERS
 from protocols.run_spec import PROTOCOL_VERSION, RunSpec
 from protocols.swarm import PeerId, PeerInfo, PeerState
 
@@ -98,6 +100,7 @@ _Stage = Annotated[int, Field(ge=0, lt=STAGES_MAX)]
 _Rate = Annotated[float, Field(ge=0, le=1e15)]
 _Place = Annotated[float, Field(ge=-_LATENCY_MAX_S, le=_LATENCY_MAX_S)]
 _Height = Annotated[float, Field(gt=0, le=_LATENCY_MAX_S)]
+_Number = Annotated[int, Field(ge=0, lt=NUMBERS)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Maddr = Annotated[str, Field(max_length=MADDR_CHARS_MAX, pattern=r"\A/[!-~]+\z")]
 
@@ -122,6 +125,7 @@ class _PeerWire(_Wire):
     upload_bytes_per_s: _Rate
     download_bytes_per_s: _Rate
     coordinate: tuple[_Place, _Place, _Height, _Share] | None  # x, y, height, error
+    links: Annotated[tuple[tuple[_Number, _Height], ...], Field(max_length=LINKS_MAX)]
     grad_norm: _Rate
     started_unix_s: _UnixS
     fresh: bool

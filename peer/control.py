@@ -64,6 +64,8 @@ def info_to_proto(info: PeerInfo) -> control_pb2.PeerInfo:
         stage=info.stage,
         state=info.state.value,
         coordinate=() if info.coordinate is None else astuple(info.coordinate),
+        link_numbers=[number for number, _ in info.links],
+        link_s=[seconds for _, seconds in info.links],
     )
 
 
@@ -73,6 +75,7 @@ def info_from_proto(message: control_pb2.PeerInfo) -> PeerInfo:
         stage=message.stage if message.HasField("stage") else None,
         state=PeerState(message.state),
         coordinate=Coordinate(*message.coordinate) if message.coordinate else None,
+        links=tuple(zip(message.link_numbers, message.link_s, strict=True)),
     )
 
 

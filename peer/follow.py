@@ -54,9 +54,8 @@ class View:
             print(in_words(progress), flush=True)
 
 
-def follow(swarm: LocalSwarm, schedule: Schedule) -> Progress:
+def follow(swarm: LocalSwarm, schedule: Schedule, tracker: ProgressTracker) -> Progress:
     """Until the last round is done and validated, and all events are dealt with. LaunchError when rounds stop."""
-    tracker = ProgressTracker(swarm.spec.num_stages)
     stall_limit_s = 2 * swarm.spec.liveness.round_s
     newest_round, moved_s = -1, time.monotonic()
     with View() as view:

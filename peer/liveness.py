@@ -12,6 +12,9 @@ from protocols.events import Event, PingDone, SendFailed
 from protocols.swarm import PeerId
 
 
+OTHERS_CALLED = 3  # each time: a swarm of dozens is measured within a minute or two
+
+
 class Liveness:
     """Calls them every `heartbeat_s`; `ping_misses_max` misses in a row make a peer unreachable."""
 
@@ -38,10 +41,14 @@ class Liveness:
             self._post(self._transport.access())
 
     def _next(self) -> tuple[PeerId, ...]:
-        """One more peer of the view, another each time."""
+        """A few more peers of the view, others each time."""
         others = [info.peer for info in self._core.visible.peers if info.peer != self._core.me]
-        self._turn += 1
-        return (others[self._turn % len(others)],) if others else ()
+        self._turn += OTHERS_CALLED
+        return (
+            tuple(others[(self._turn + index) % len(others)] for index in range(OTHERS_CALLED))
+            if others
+            else ()
+        )
 
     async def _ping(self, peer: PeerId, limit_s: float) -> None:
         try:

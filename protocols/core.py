@@ -293,7 +293,7 @@ class PeerCore:
     def _on_ping(self, event: PingDone, now: float) -> list[Action]:
         self.adoption.on_ping(event)
         if event.ok:
-            self.costs.measured_round_trip(event.peer, self.view.get(event.peer), event.seconds)
+            self.costs.measured_round_trip(event.peer, self.view, event.seconds)
             self.outlook.trust(event.peer)
             return []
         return self.suspect(event.peer, now)

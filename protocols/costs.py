@@ -1,18 +1,21 @@
 """What a hop costs: seconds of compute, and of link for n bytes. Measured, decayed, published as a few numbers a peer.
 
-Each peer measures itself (passes, access rates) and where it lies (`coordinates`); others take that from its record.
-What one has measured oneself goes before what a record claims, where the two differ by more than noise would explain:
-links by own round trips, compute by the trips of own microbatches.
+Each peer measures itself (passes, access rates) and where it lies (`coordinates`), and names the few links about which
+coordinates err most; others take that from its record. What one has measured oneself goes before what a record claims,
+where the two differ by more than noise would explain: links by own round trips, compute by the trips of own
+microbatches.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from math import floor, log10
-from typing import Any
+from typing import Any, TypeAlias
 
 from protocols.coordinates import Coordinate, moved, round_trip_s
+from protocols.hashing import number_of
 from protocols.swarm import PeerId, PeerInfo, SwarmView
 
 FORWARD_DEFAULT_S = 0.05  # of a peer while nobody has measured anything
@@ -22,6 +25,11 @@ DECAY = 0.2  # weight of the newest measurement
 CONTRADICTION = 2.0  # a claim is believed within this factor of what was measured
 TRIPS_KEPT = 8  # the shortest of the last trips through a peer tells its speed from its queue
 REMEMBERED_MAX = 4096  # peers
+LINKS_MAX = 16  # named in a record
+LINK_ERROR_MIN = 0.05  # of a coordinate about a link that is named, as a share of the link
+
+
+Links: TypeAlias = "tuple[tuple[int, float], ...]"  # number of the other peer's id, seconds one way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +41,7 @@ class Measured:
     upload_bytes_per_s: float = 0.0
     download_bytes_per_s: float = 0.0
     coordinate: Coordinate | None = None
+    links: Links = ()
 
     def fields(self) -> dict[str, Any]:
         """As fields of a PeerInfo."""
@@ -48,6 +57,7 @@ class Costs:
         self._upload_bytes_per_s = self._download_bytes_per_s = 0.0
         self._coordinate = Coordinate()
         self._round_trip_s: dict[PeerId, float] = {}
+        self._links: Links = ()
         self._slowness: dict[PeerId, deque[float]] = {}  # of recent trips: took / predicted
 
     # ---- own measurements ----
@@ -62,12 +72,26 @@ class Costs:
         """The fastest that anything went out or came in lately."""
         self._upload_bytes_per_s, self._download_bytes_per_s = upload_bytes_per_s, download_bytes_per_s
 
-    def measured_round_trip(self, peer: PeerId, info: PeerInfo | None, seconds: float) -> None:
-        """A call was answered; `info` is what the view knows of who answered."""
+    def measured_round_trip(self, peer: PeerId, view: SwarmView, seconds: float) -> None:
+        """A call was answered; `view` tells what is known of who answered."""
         if len(self._round_trip_s) < REMEMBERED_MAX or peer in self._round_trip_s:
             self._round_trip_s[peer] = _decayed(self._round_trip_s.get(peer, 0.0), seconds)
+        info = view.get(peer)
         if info is not None and info.coordinate is not None:
             self._coordinate = moved(self._coordinate, info.coordinate, seconds, me=self._me, other=peer)
+            self._links = self._misplaced(view)
+
+    def _misplaced(self, view: SwarmView) -> Links:
+        """The own links that coordinates get wrong by most seconds."""
+        found: list[tuple[float, PeerId, float]] = []
+        for peer, round_s in self._round_trip_s.items():
+            info = view.get(peer)
+            if info is not None and info.coordinate is not None:
+                error_s = abs(round_trip_s(self._coordinate, info.coordinate) - round_s) / 2
+                if error_s > LINK_ERROR_MIN * round_s / 2:
+                    found.append((error_s, peer, round_s / 2))
+        worst = sorted(found, reverse=True)[:LINKS_MAX]
+        return tuple(sorted((_number(peer), _two_digits(seconds)) for _, peer, seconds in worst))
 
     def measured_trip(self, relays: tuple[PeerId, ...], took: float) -> None:
         """A microbatch came back; `took` is its seconds over those predicted for an empty swarm."""
@@ -89,6 +113,7 @@ class Costs:
             upload_bytes_per_s=_two_digits(self._upload_bytes_per_s),
             download_bytes_per_s=_two_digits(self._download_bytes_per_s),
             coordinate=self._coordinate.published(),
+            links=self._links,
         )
 
     # ---- estimates ----
@@ -136,10 +161,28 @@ class Costs:
 
 
 def claimed_latency_s(source: PeerInfo, target: PeerInfo) -> float:
-    """One way, as both records have it; 0 while one of the two does not know where it lies."""
-    if source.coordinate is None or target.coordinate is None or source.peer == target.peer:
+    """One way, as both records have it: the link by its name, else by where they lie; 0 while one does not know.
+
+    Where both name it, the slower counts: a false claim then can only cost its author work.
+    """
+    if source.peer == target.peer:
+        return 0.0
+    named_s = max(_named_s(source, target.peer), _named_s(target, source.peer))
+    if named_s > 0:
+        return named_s
+    if source.coordinate is None or target.coordinate is None:
         return 0.0
     return round_trip_s(source.coordinate, target.coordinate) / 2
+
+
+def _named_s(info: PeerInfo, other: PeerId) -> float:
+    number = _number(other) if info.links else 0
+    return next((seconds for named, seconds in info.links if named == number), 0.0)
+
+
+@lru_cache(maxsize=REMEMBERED_MAX)
+def _number(peer: PeerId) -> int:
+    return number_of(peer)
 
 
 def transfer_s(source: PeerInfo, target: PeerInfo, num_bytes: int) -> float:

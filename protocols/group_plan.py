@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil, inf, log
+from math import ceil, inf
 from statistics import median
 
 import numpy as np
@@ -24,12 +24,13 @@ from protocols.events import PlanMade, StagesWeighed
 from protocols.messages import Hop, Path
 from protocols.planning import Instance, PathRules, Plan, Timing, make_instance, repair
 from protocols.planning.groups import GROUP_PEERS_MAX, cut
+from protocols.planning.instance import Floats
 from protocols.planning.paths import find_paths
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, PeerInfo, PeerState, SwarmView
 
-DRIFT_RATIO = 1.5  # costs that change less are the same to a plan
-DRIFT_AFTER_S = 30.0  # a plan made for drifted costs lasts at least so long
+DRIFT_SHARE = 0.1  # of all costs together: a smaller change is none to a plan
+DRIFT_AFTER_S = 30.0  # a plan lasts at least so long
 REPAIRED_MAX = 2  # losses that are repaired around; after more, all is planned anew
 CLAIM_MAX_S = 3600.0  # of a pass or a link: whoever claims more gets no work, and spoils nobody's plan
 LOSS_FACTOR = 0.25  # of the originator's forward
@@ -72,6 +73,15 @@ class PlanProblem:
             ),
         )
         return replace(instance, waves=max(instance.waves, self._waves(rules)))
+
+    def drift(self, since: PlanProblem) -> float:
+        """How much the costs of hops, there and back, have changed, as a share of them. Of the same members."""
+        old_NN, new_NN = since._there_and_back_s(), self._there_and_back_s()
+        return float(np.abs(new_NN - old_NN).sum() / max(old_NN.sum(), 1e-12))
+
+    def _there_and_back_s(self) -> Floats:
+        """[from, to]: the link twice, and a forward and a backward pass at its end."""
+        return 2 * np.array(self._link_s()) + (1 + BACKWARD_FACTOR) * np.array(self._forward_s())
 
     def _waves(self, rules: PathRules) -> int:
         """How often each relay's slots must be filled at least: a live relay queues what comes beyond them."""
@@ -215,7 +225,7 @@ class GroupPlan:
     def _is_news(self, problem: PlanProblem, now: float) -> bool:
         if self._of is None or problem.members != self._of.members:
             return True
-        return now >= self._look_again_s and _coarse(problem) != _coarse(self._of)
+        return now >= self._look_again_s and problem.drift(self._of) > DRIFT_SHARE
 
 
 def group_problem(view: SwarmView, spec: RunSpec, me: PeerId, costs: Costs) -> PlanProblem | None:
@@ -252,16 +262,3 @@ def group_of(me: PeerId, peers: tuple[PeerInfo, ...]) -> tuple[PeerInfo, ...]:
 
 def _serves(info: PeerInfo | None, hop: Hop) -> bool:
     return info is not None and info.stage == hop.stage
-
-
-def _coarse(problem: PlanProblem) -> tuple[tuple[int, ...], ...]:
-    """Costs on a scale of ratios."""
-    return tuple(
-        tuple(_step(value) for value in (info.forward_s, info.upload_bytes_per_s, info.download_bytes_per_s,
-                                         info.coordinate.height_s if info.coordinate else 0.0))
-        for info in problem.peers
-    )  # fmt: skip
-
-
-def _step(value: float) -> int:
-    return round(log(value) / log(DRIFT_RATIO)) if value > 0 else 0

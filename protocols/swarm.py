@@ -36,6 +36,9 @@ class PeerInfo:
     upload_bytes_per_s: float = 0.0  # of its access line, as fast as anything went lately
     download_bytes_per_s: float = 0.0
     coordinate: Coordinate | None = None
+    links: tuple[
+        tuple[int, float], ...
+    ] = ()  # that its coordinate gets wrong: number of a peer's id, seconds one way
     grad_norm: float = 0.0  # smoothed, before clipping: CheckFree's weight
     started_unix_s: float = 0.0  # tells one life of a peer from the next
     fresh: bool = False  # rebuilt, not yet trained

@@ -34,6 +34,7 @@ def up(
     """Train on this machine alone: a local swarm of peers as processes, until the run's last round or Ctrl-C."""
     from peer.follow import follow
     from peer.launch import LocalSwarm, parse_layout
+    from peer.progress import ProgressTracker
     from peer.run_file import read_run_file
     from peer.schedule import Schedule, parse_events
 
@@ -46,7 +47,7 @@ def up(
     typer.echo(f"run {spec.run_id}: {sum(layout.values())} peers, logs in {swarm.folder / 'logs'}")
     with swarm:
         typer.echo(f"all peers serve; see them with `gossamer status --runtime-dir {swarm.runtime_dir}`")
-        follow(swarm, Schedule(swarm, planned))
+        follow(swarm, Schedule(swarm, planned), ProgressTracker(spec.num_stages))
         folders = " ".join(str(path) for path in swarm.checkpoints(swarm.folder / "checkpoints"))
     typer.echo(f"done; for a model folder:  gossamer export model {folders}")
 
@@ -57,7 +58,7 @@ def demo(
         int | None, typer.Option(help="Fewer rounds than the whole job, for a quick look.")
     ] = None,
 ) -> None:
-    """The whole story in under 8 minutes: train, lose peers, recover, compare, export, write text."""
+    """The whole story in about 5 minutes: train, lose peers, recover, compare, export, write text."""
     from peer.demo import TOTAL_ROUNDS, run_demo
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import empty_pb2 as google_dot_protobuf_dot_empty__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotocols/proto/control.proto\x12\x10gossamer.control\x1a\x1bgoogle/protobuf/empty.proto\"\"\n\x0cWatchRequest\x12\x12\n\ninterval_s\x18\x01 \x01(\x01\"H\n\x0fValidationPoint\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04loss\x18\x02 \x01(\x01\x12\x18\n\x10num_microbatches\x18\x03 \x01(\r\"\xa6\x02\n\x08PeerInfo\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\x05stage\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x04\x12\x12\n\nouter_step\x18\x05 \x01(\x04\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x11\n\tforward_s\x18\x07 \x01(\x01\x12\x11\n\tgrad_norm\x18\x08 \x01(\x01\x12\x16\n\x0estarted_unix_s\x18\t \x01(\x01\x12\r\n\x05\x66resh\x18\n \x01(\x08\x12\x12\n\nbackward_s\x18\x0b \x01(\x01\x12\x1a\n\x12upload_bytes_per_s\x18\x0c \x01(\x01\x12\x1c\n\x14\x64ownload_bytes_per_s\x18\r \x01(\x01\x12\x12\n\ncoordinate\x18\x0e \x03(\x01\x42\x08\n\x06_stage\"\xcb\x04\n\nPeerStatus\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x12\n\x05stage\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x0e\n\x06paused\x18\x07 \x01(\x08\x12\r\n\x05round\x18\x08 \x01(\x04\x12\x14\n\x0ctotal_rounds\x18\t \x01(\x04\x12\x12\n\nouter_step\x18\n \x01(\x04\x12\x11\n\x04loss\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x35\n\nvalidation\x18\x0c \x03(\x0b\x32!.gossamer.control.ValidationPoint\x12\x0e\n\x06tokens\x18\r \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\x0e \x01(\x01\x12\x15\n\rnum_in_flight\x18\x0f \x01(\r\x12\x13\n\x0bqueue_depth\x18\x10 \x01(\r\x12<\n\x08\x63ounters\x18\x11 \x03(\x0b\x32*.gossamer.control.PeerStatus.CountersEntry\x12\x11\n\taddresses\x18\x12 \x03(\t\x12)\n\x05peers\x18\x13 \x03(\x0b\x32\x1a.gossamer.control.PeerInfo\x12\x10\n\x08uptime_s\x18\x14 \x01(\x01\x12\x0e\n\x06\x65vents\x18\x15 \x03(\t\x12\x17\n\x0fplanned_round_s\x18\x16 \x01(\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_stageB\x07\n\x05_loss\"7\n\nPeersReply\x12)\n\x05peers\x18\x01 \x03(\x0b\x32\x1a.gossamer.control.PeerInfo\"#\n\x11\x43heckpointRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\"\x1f\n\x0f\x43heckpointReply\x12\x0c\n\x04path\x18\x01 \x01(\t2\xd9\x03\n\x07\x43ontrol\x12>\n\x06Status\x12\x16.google.protobuf.Empty\x1a\x1c.gossamer.control.PeerStatus\x12M\n\x0bWatchStatus\x12\x1e.gossamer.control.WatchRequest\x1a\x1c.gossamer.control.PeerStatus0\x01\x12=\n\x05Peers\x12\x16.google.protobuf.Empty\x1a\x1c.gossamer.control.PeersReply\x12\x37\n\x05Pause\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.Empty\x12\x38\n\x06Resume\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.Empty\x12\x37\n\x05Leave\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.Empty\x12T\n\nCheckpoint\x12#.gossamer.control.CheckpointRequest\x1a!.gossamer.control.CheckpointReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dprotocols/proto/control.proto\x12\x10gossamer.control\x1a\x1bgoogle/protobuf/empty.proto\"\"\n\x0cWatchRequest\x12\x12\n\ninterval_s\x18\x01 \x01(\x01\"H\n\x0fValidationPoint\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04loss\x18\x02 \x01(\x01\x12\x18\n\x10num_microbatches\x18\x03 \x01(\r\"\xcc\x02\n\x08PeerInfo\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x12\n\x05stage\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05state\x18\x03 \x01(\t\x12\r\n\x05round\x18\x04 \x01(\x04\x12\x12\n\nouter_step\x18\x05 \x01(\x04\x12\r\n\x05slots\x18\x06 \x01(\r\x12\x11\n\tforward_s\x18\x07 \x01(\x01\x12\x11\n\tgrad_norm\x18\x08 \x01(\x01\x12\x16\n\x0estarted_unix_s\x18\t \x01(\x01\x12\r\n\x05\x66resh\x18\n \x01(\x08\x12\x12\n\nbackward_s\x18\x0b \x01(\x01\x12\x1a\n\x12upload_bytes_per_s\x18\x0c \x01(\x01\x12\x1c\n\x14\x64ownload_bytes_per_s\x18\r \x01(\x01\x12\x12\n\ncoordinate\x18\x0e \x03(\x01\x12\x14\n\x0clink_numbers\x18\x0f \x03(\r\x12\x0e\n\x06link_s\x18\x10 \x03(\x01\x42\x08\n\x06_stage\"\xcb\x04\n\nPeerStatus\x12\x0c\n\x04peer\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x12\n\x05stage\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05state\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x0e\n\x06paused\x18\x07 \x01(\x08\x12\r\n\x05round\x18\x08 \x01(\x04\x12\x14\n\x0ctotal_rounds\x18\t \x01(\x04\x12\x12\n\nouter_step\x18\n \x01(\x04\x12\x11\n\x04loss\x18\x0b \x01(\x01H\x01\x88\x01\x01\x12\x35\n\nvalidation\x18\x0c \x03(\x0b\x32!.gossamer.control.ValidationPoint\x12\x0e\n\x06tokens\x18\r \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\x0e \x01(\x01\x12\x15\n\rnum_in_flight\x18\x0f \x01(\r\x12\x13\n\x0bqueue_depth\x18\x10 \x01(\r\x12<\n\x08\x63ounters\x18\x11 \x03(\x0b\x32*.gossamer.control.PeerStatus.CountersEntry\x12\x11\n\taddresses\x18\x12 \x03(\t\x12)\n\x05peers\x18\x13 \x03(\x0b\x32\x1a.gossamer.control.PeerInfo\x12\x10\n\x08uptime_s\x18\x14 \x01(\x01\x12\x0e\n\x06\x65vents\x18\x15 \x03(\t\x12\x17\n\x0fplanned_round_s\x18\x16 \x01(\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_stageB\x07\n\x05_loss\"7\n\nPeersReply\x12)\n\x05peers\x18\x01 \x03(\x0b\x32\x1a.gossamer.control.PeerInfo\"#\n\x11\x43heckpointRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\"\x1f\n\x0f\x43heckpointReply\x12\x0c\n\x04path\x18\x01 \x01(\t2\xd9\x03\n\x07\x43ontrol\x12>\n\x06Status\x12\x16.google.protobuf.Empty\x1a\x1c.gossamer.control.PeerStatus\x12M\n\x0bWatchStatus\x12\x1e.gossamer.control.WatchRequest\x1a\x1c.gossamer.control.PeerStatus0\x01\x12=\n\x05Peers\x12\x16.google.protobuf.Empty\x1a\x1c.gossamer.control.PeersReply\x12\x37\n\x05Pause\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.Empty\x12\x38\n\x06Resume\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.Empty\x12\x37\n\x05Leave\x12\x16.google.protobuf.Empty\x1a\x16.google.protobuf.Empty\x12T\n\nCheckpoint\x12#.gossamer.control.CheckpointRequest\x1a!.gossamer.control.CheckpointReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,17 +39,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VALIDATIONPOINT']._serialized_start=116
   _globals['_VALIDATIONPOINT']._serialized_end=188
   _globals['_PEERINFO']._serialized_start=191
-  _globals['_PEERINFO']._serialized_end=485
-  _globals['_PEERSTATUS']._serialized_start=488
-  _globals['_PEERSTATUS']._serialized_end=1075
-  _globals['_PEERSTATUS_COUNTERSENTRY']._serialized_start=1009
-  _globals['_PEERSTATUS_COUNTERSENTRY']._serialized_end=1056
-  _globals['_PEERSREPLY']._serialized_start=1077
-  _globals['_PEERSREPLY']._serialized_end=1132
-  _globals['_CHECKPOINTREQUEST']._serialized_start=1134
-  _globals['_CHECKPOINTREQUEST']._serialized_end=1169
-  _globals['_CHECKPOINTREPLY']._serialized_start=1171
-  _globals['_CHECKPOINTREPLY']._serialized_end=1202
-  _globals['_CONTROL']._serialized_start=1205
-  _globals['_CONTROL']._serialized_end=1678
+  _globals['_PEERINFO']._serialized_end=523
+  _globals['_PEERSTATUS']._serialized_start=526
+  _globals['_PEERSTATUS']._serialized_end=1113
+  _globals['_PEERSTATUS_COUNTERSENTRY']._serialized_start=1047
+  _globals['_PEERSTATUS_COUNTERSENTRY']._serialized_end=1094
+  _globals['_PEERSREPLY']._serialized_start=1115
+  _globals['_PEERSREPLY']._serialized_end=1170
+  _globals['_CHECKPOINTREQUEST']._serialized_start=1172
+  _globals['_CHECKPOINTREQUEST']._serialized_end=1207
+  _globals['_CHECKPOINTREPLY']._serialized_start=1209
+  _globals['_CHECKPOINTREPLY']._serialized_end=1240
+  _globals['_CONTROL']._serialized_start=1243
+  _globals['_CONTROL']._serialized_end=1716
 # @@protoc_insertion_point(module_scope)

@@ -23,7 +23,7 @@ class ValidationPoint(_message.Message):
     def __init__(self, round: _Optional[int] = ..., loss: _Optional[float] = ..., num_microbatches: _Optional[int] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("peer", "stage", "state", "round", "outer_step", "slots", "forward_s", "grad_norm", "started_unix_s", "fresh", "backward_s", "upload_bytes_per_s", "download_bytes_per_s", "coordinate")
+    __slots__ = ("peer", "stage", "state", "round", "outer_step", "slots", "forward_s", "grad_norm", "started_unix_s", "fresh", "backward_s", "upload_bytes_per_s", "download_bytes_per_s", "coordinate", "link_numbers", "link_s")
     PEER_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,8 @@ class PeerInfo(_message.Message):
     UPLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DOWNLOAD_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     COORDINATE_FIELD_NUMBER: _ClassVar[int]
+    LINK_NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    LINK_S_FIELD_NUMBER: _ClassVar[int]
     peer: str
     stage: int
     state: str
@@ -52,7 +54,9 @@ class PeerInfo(_message.Message):
     upload_bytes_per_s: float
     download_bytes_per_s: float
     coordinate: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., outer_step: _Optional[int] = ..., slots: _Optional[int] = ..., forward_s: _Optional[float] = ..., grad_norm: _Optional[float] = ..., started_unix_s: _Optional[float] = ..., fresh: bool = ..., backward_s: _Optional[float] = ..., upload_bytes_per_s: _Optional[float] = ..., download_bytes_per_s: _Optional[float] = ..., coordinate: _Optional[_Iterable[float]] = ...) -> None: ...
+    link_numbers: _containers.RepeatedScalarFieldContainer[int]
+    link_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., outer_step: _Optional[int] = ..., slots: _Optional[int] = ..., forward_s: _Optional[float] = ..., grad_norm: _Optional[float] = ..., started_unix_s: _Optional[float] = ..., fresh: bool = ..., backward_s: _Optional[float] = ..., upload_bytes_per_s: _Optional[float] = ..., download_bytes_per_s: _Optional[float] = ..., coordinate: _Optional[_Iterable[float]] = ..., link_numbers: _Optional[_Iterable[int]] = ..., link_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
     __slots__ = ("peer", "name", "run_id", "stage", "state", "device", "paused", "round", "total_rounds", "outer_step", "loss", "validation", "tokens", "tokens_per_s", "num_in_flight", "queue_depth", "counters", "addresses", "peers", "uptime_s", "events", "planned_round_s")

@@ -131,13 +131,16 @@ def test_record_of_another_protocol_version_is_told_apart_from_garbage(a_record)
         (12, (1.0, 2.0)),
         (12, (0.0, 0.0, 1e-3, 2.0)),  # an error of 200 %
         (12, (0.0, 1e9, 1e-3, 0.5)),  # behind the moon
-        (14, 1),
-        (15, "1.0\x1b[2J"),  # would clear the screen of whoever lists the peers
-        (16, ["/ip4/127.0.0.1/tcp/1"] * 5),
-        (16, ["/" + "x" * 128]),
-        (16, ["/ip4/1.2.3.4\n"]),
-        (18, "low"),
-        (22, 0),
+        (13, ((-1, 0.1),)),
+        (13, ((1, math.inf),)),
+        (13, ((1, 0.1),) * 17),
+        (15, 1),
+        (16, "1.0\x1b[2J"),  # would clear the screen of whoever lists the peers
+        (17, ["/ip4/127.0.0.1/tcp/1"] * 5),
+        (17, ["/" + "x" * 128]),
+        (17, ["/ip4/1.2.3.4\n"]),
+        (19, "low"),
+        (23, 0),
     ],
 )
 def test_field_of_a_wrong_type_or_range_is_refused(a_record, position, value):

@@ -30,6 +30,7 @@ from peer.follow import follow
 from peer.launch import LaunchError, LocalSwarm
 from peer.pointers import find_peers
 from peer.run_file import write_run_file
+from peer.progress import ProgressTracker
 from peer.schedule import Schedule, parse_events
 from protocols.errors import ConfigError
 from protocols.run_spec import RunSpec, preset
@@ -128,7 +129,7 @@ def test_a_lost_stage_is_taken_over_and_a_newcomer_serves(tmp_path: Path):
     swarm = LocalSwarm(a_spec(60, eval_every=20), {0: 1, 1: 2, 2: 2}, tmp_path, {"checkpoint_every": 0})
     with swarm:
         schedule = Schedule(swarm, events)
-        progress = follow(swarm, schedule)
+        progress = follow(swarm, schedule, ProgressTracker(num_stages=3))
         folders = swarm.checkpoints(tmp_path / "checkpoints")
     assert progress.round >= 60
     assert [incident.seconds is not None for incident in schedule.incidents] == [True, True, True]

@@ -155,7 +155,7 @@ def test_a_coordinate_at_the_end_of_the_world_that_calls_contradict_costs_nobody
     costs = Costs("a1")
     view = swarm(*NAMES, coordinate=Coordinate(3600.0, -3600.0, 3600.0, 0.0))
     me = view.get("a1")
-    costs.measured_round_trip("b1", view.get("b1"), 0.02)
+    costs.measured_round_trip("b1", view, 0.02)
     made = planned(GroupPlan(SPEC, "a1", costs), view)
     assert me is not None
     assert made.plan is not None, made.reason

@@ -12,6 +12,7 @@ from protocols.costs import Costs
 from protocols.messages import Hop
 from protocols.planner import NoFeasiblePath, Planner
 from protocols.stage_order import is_legal
+from protocols.swarm import SwarmView
 from tests.protocols.builders import EVERYBODY, SPEC, info, view_of
 
 
@@ -45,7 +46,7 @@ def test_load_is_counted_by_round():
 def test_a_near_replica_is_preferred():
     planner = Planner(spec=SPEC, me="a1", costs=Costs("a1"))
     for peer in ("b1", "d1"):
-        planner.costs.measured_round_trip(peer, None, 0.5)
+        planner.costs.measured_round_trip(peer, SwarmView(), 0.5)
     for counter in range(2):
         planner.start_round()
         path = planner.plan(EVERYBODY, counter)
