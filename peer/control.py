@@ -82,6 +82,7 @@ def info_from_proto(message: control_pb2.PeerInfo) -> PeerInfo:
 _PLAIN_FIELDS = (
     "peer", "name", "run_id", "device", "paused", "round", "total_rounds", "outer_step", "tokens",
     "tokens_per_s", "num_in_flight", "queue_depth", "uptime_s", "planned_round_s",
+    "apart", "cosine", "outer_wait_s",
 )  # fmt: skip
 
 

@@ -107,6 +107,9 @@ class PeerDaemon:
             peers=tuple(sorted((info, *others), key=lambda known: known.peer)),
             uptime_s=time.time() - self._started_unix_s,
             events=tuple(self.tracker.events),
+            apart=self.tracker.apart,
+            cosine=self.tracker.cosine,
+            outer_wait_s=self.tracker.outer_wait_s,
             planned_round_s=originator.planner.group.makespan_s if originator is not None else 0.0,
         )
 

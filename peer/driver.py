@@ -28,6 +28,7 @@ from protocols.actions import (
     Leave,
     MakePlan,
     MicrobatchFinished,
+    OuterFinished,
     PutClaim,
     ReadClaims,
     RoundFinished,
@@ -130,6 +131,8 @@ class Driver:
                 self.tracker.finished(action)
             case RoundFinished():
                 self.on_round(action.round)
+            case OuterFinished():
+                self.tracker.averaged(action)
             case Count():
                 self._count(action)
             case RunRecovery():

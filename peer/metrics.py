@@ -46,6 +46,18 @@ _GAUGES: dict[str, tuple[str, Callable[[PeerStatus], float | None]]] = {
         "What the group's plan says of a round; 0: no plan",
         lambda s: s.planned_round_s,
     ),
+    "gossamer_replicas_apart_ratio": (
+        "Rms distance to averaging partners, of the rms weight",
+        lambda s: s.apart,
+    ),
+    "gossamer_partner_cosine": (
+        "Cosine of own and partners' moves since they averaged last",
+        lambda s: s.cosine,
+    ),
+    "gossamer_outer_wait_seconds": (
+        "From an outer step's due time until it is applied",
+        lambda s: s.outer_wait_s,
+    ),
     "gossamer_uptime_seconds": ("Seconds since the start", lambda s: s.uptime_s),
     "gossamer_paused": ("1 while paused", lambda s: float(s.paused)),
 }

@@ -55,6 +55,9 @@ class PeerStatus:
     peers: tuple[PeerInfo, ...] = ()  # its view of the swarm, itself included
     uptime_s: float = 0.0
     planned_round_s: float = 0.0  # of an originator: what its group's plan says; 0: no plan
+    apart: float = 0.0  # rms distance to averaging partners, as a share of the rms weight
+    cosine: float = 0.0  # between what this replica and its partners have done since they averaged last
+    outer_wait_s: float = 0.0  # from an outer step's due time until it is applied; training goes on meanwhile
     events: tuple[str, ...] = ()  # newest last
 
     @property

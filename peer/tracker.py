@@ -6,9 +6,10 @@ import time
 from collections import Counter, deque
 
 from peer.status import EVENTS_MAX, VALIDATION_MAX, ValidationPoint
-from protocols.actions import Count, MicrobatchFinished
+from protocols.actions import Count, MicrobatchFinished, OuterFinished
 
 RATE_WINDOW_S = 30.0
+DECAY = 0.2  # of what is told of averaging: weight of the newest step
 
 
 class Tracker:
@@ -21,6 +22,7 @@ class Tracker:
         self._finished: deque[tuple[float, int]] = deque()  # (when, tokens) within the rate window
         self._started_s = time.monotonic()
         self.tokens = 0
+        self.apart = self.cosine = self.outer_wait_s = 0.0  # decayed means over outer steps with a partner
         self.counters: Counter[str] = Counter()
         self.events: deque[str] = deque(maxlen=EVENTS_MAX)
 
@@ -38,6 +40,15 @@ class Tracker:
         self.tokens += self._tokens_per_microbatch
         self._finished.append((time.monotonic(), self._tokens_per_microbatch))
         self._round_losses.append((event.round, event.loss))
+
+    def averaged(self, event: OuterFinished) -> None:
+        self.counters["outer_steps_averaged" if event.with_partner else "outer_steps_alone"] += 1
+        if not event.with_partner:
+            return
+        weight = 1.0 if self.counters["outer_steps_averaged"] == 1 else DECAY
+        self.apart += weight * (event.apart - self.apart)
+        self.cosine += weight * (event.cosine - self.cosine)
+        self.outer_wait_s += weight * (event.waited_s - self.outer_wait_s)
 
     def count(self, event: Count) -> None:
         self.counters[event.name] += 1

@@ -77,9 +77,14 @@ class RunInnerStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOuter:
-    """-> OuterPrepared. Snapshot the weights; training may go on meanwhile."""
+    """-> OuterPrepared. Snapshot the fragment whose turn it is; training may go on meanwhile.
+
+    `weight`: of the own outer gradient (`noloco.token_weight`). In the second pair round the new slow weights are sent.
+    """
 
     outer_step: int
+    pair_round: int
+    weight: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,7 @@ class RunOuterStep:
     """-> OuterStepDone. `packet` is the partner's half; None: alone."""
 
     outer_step: int
+    pair_round: int
     packet: TensorPacket | None
 
 
@@ -200,6 +206,17 @@ class RoundFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OuterFinished:
+    """A pair round of an outer step is over, `waited_s` after the step fell due. `apart` and `cosine`: OuterStepDone."""
+
+    outer_step: int
+    with_partner: bool
+    apart: float
+    cosine: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
     """One more of `name`; `detail` goes to the flight recorder, `notable` also to the log."""
 
@@ -233,6 +250,7 @@ Action: TypeAlias = (
     | WeighStages
     | MicrobatchFinished
     | RoundFinished
+    | OuterFinished
     | Count
     | Leave
 )

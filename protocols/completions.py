@@ -65,9 +65,11 @@ def on_compute_failed(core: PeerCore, event: ComputeFailed, now: float) -> list[
             return actions + core.originator.on_compute_failed(event.key, core.visible, now)
         return actions + core.relay.on_compute_failed(event.key)
     if event.job == "RunInnerStep":
-        return actions + core.on_inner_step_done(InnerStepDone(round=core.ledger.round + 1, grad_norm=0.0))
+        return actions + core.on_inner_step_done(
+            InnerStepDone(round=core.ledger.round + 1, grad_norm=0.0), now
+        )
     if event.job in ("PrepareOuter", "RunOuterStep") and core.outer is not None:
-        return actions + core.outer.on_failed()
+        return actions + core.outer.on_failed(core.visible, now)
     if event.job == "RunRecovery":
         return actions + core.recovery.on_done(False, now)
     if event.job == "TakeSnapshot":

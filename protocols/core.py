@@ -131,7 +131,7 @@ class PeerCore:
             case ForwardDone() | LossDone() | BackwardDone() | BatchReady():
                 return on_compute(self, event, now)
             case InnerStepDone():
-                return self.on_inner_step_done(event)
+                return self.on_inner_step_done(event, now)
             case SendFailed():
                 return on_send_failed(self, event.peer, event.message, now)
             case DeadlineReached():
@@ -152,7 +152,7 @@ class PeerCore:
             case OuterPrepared():
                 return self.outer.on_prepared(event, self.visible, now) if self.outer is not None else []
             case OuterStepDone():
-                return self._on_outer_step_done()
+                return self.outer.on_done(event, self.visible, now) if self.outer is not None else []
             case SnapshotTaken():
                 return self.donor.on_taken(event, now)
             case RecoveryDone():
@@ -230,14 +230,16 @@ class PeerCore:
         is_due = self.outer is not None and due > self.ledger.round
         self.ledger.round = target
         self.donor.round = target
-        outer = self.outer.on_inner_step(due) if is_due and self.outer is not None else []
+        outer = (
+            self.outer.on_inner_step(due, 0, self.visible, now) if is_due and self.outer is not None else []
+        )
         return [*outer, *self.relay.admit(), *self._move_round(now)]
 
-    def on_inner_step_done(self, event: InnerStepDone) -> list[Action]:
+    def on_inner_step_done(self, event: InnerStepDone, now: float) -> list[Action]:
         if not self.stepping:
             return []  # of the stage that was left meanwhile
         self.stepping = False
-        self.num_backwards = 0
+        microbatches, self.num_backwards = self.num_backwards, 0
         self.ledger.advance()
         self.donor.round = self.ledger.round
         if event.grad_norm > 0:
@@ -246,11 +248,8 @@ class PeerCore:
             )
         actions: list[Action] = [RoundFinished(round=self.ledger.round, grad_norm=event.grad_norm)]
         if self.outer is not None:
-            actions += self.outer.on_inner_step(self.ledger.round)
+            actions += self.outer.on_inner_step(self.ledger.round, microbatches, self.visible, now)
         return actions + self.relay.admit()
-
-    def _on_outer_step_done(self) -> list[Action]:
-        return self.outer.on_done() if self.outer is not None else []
 
     # ---- view, liveness ----
 
@@ -287,7 +286,7 @@ class PeerCore:
         if self.originator is not None:
             actions += self.originator.on_peer_lost(peer, self.visible, now)
         if self.outer is not None:
-            actions += self.outer.on_peer_lost(peer)
+            actions += self.outer.on_peer_lost(peer, self.visible, now)
         return actions + self.recovery.on_peer_lost(peer, self.outlook, now)
 
     def _on_ping(self, event: PingDone, now: float) -> list[Action]:
@@ -332,7 +331,7 @@ class PeerCore:
         if self.originator is not None:
             actions += self.originator.on_deadline(self.visible, now)
         if self.outer is not None:
-            actions += self.outer.on_deadline(now)
+            actions += self.outer.on_deadline(self.visible, now)
         actions += self.moves.on_deadline(self.visible, self.stage, now)
         return actions + self.recovery.on_deadline(self.outlook, now) + self.adoption.on_deadline(now)
 

@@ -93,16 +93,23 @@ class OuterPrepared:
     """The half to send for `outer_step`, taken from a snapshot of the weights."""
 
     outer_step: int
+    pair_round: int
     packet: TensorPacket
     schema: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterStepDone:
-    """`ok` False: the partner's half failed a gate (finite, shape, norm) and was not applied; we stepped alone."""
+    """`with_partner` False: there was none, or its half failed a gate (finite, shape) and was not applied.
+
+    `apart`: rms difference of the two halves as a share of the rms weight, an estimate of the replicas' spread;
+    `cosine`: of what both have done since they were averaged last, as far as the halves tell. Both 0 alone.
+    """
 
     outer_step: int
     with_partner: bool
+    apart: float = 0.0
+    cosine: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ def on_message(core: PeerCore, sender: PeerId, message: Message, now: float) -> 
         case WeightsChunk():
             return core.recovery.on_chunk(sender, message, core.outlook, now)
         case OuterOffer() | OuterExchange() | OuterAccept():
-            return _on_outer(core, sender, message)
+            return _on_outer(core, sender, message, now)
 
 
 def _on_activation(core: PeerCore, message: BoundaryActivation, now: float) -> list[Action]:
@@ -74,17 +74,17 @@ def _on_undeliverable(core: PeerCore, sender: PeerId, message: Undeliverable, no
 
 
 def _on_outer(
-    core: PeerCore, sender: PeerId, message: OuterOffer | OuterExchange | OuterAccept
+    core: PeerCore, sender: PeerId, message: OuterOffer | OuterExchange | OuterAccept, now: float
 ) -> list[Action]:
     if core.outer is None:
         return []
     match message:
         case OuterOffer():
-            return core.outer.on_offer(sender, message)
+            return core.outer.on_offer(sender, message, core.visible, now)
         case OuterExchange():
-            return core.outer.on_exchange(sender, message)
+            return core.outer.on_exchange(sender, message, core.visible, now)
         case OuterAccept():
-            return core.outer.on_accept(sender, message)
+            return core.outer.on_accept(sender, message, core.visible, now)
 
 
 def on_send_failed(core: PeerCore, peer: PeerId, message: Message | None, now: float) -> list[Action]:

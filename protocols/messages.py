@@ -99,19 +99,23 @@ class Undeliverable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterOffer:
-    """I stand at this outer step of this stage and would average with you."""
+    """I stand at this outer step of this stage and would average with you; so much is behind what I would send."""
 
     stage: int
     outer_step: int
-    schema: str  # hash of parameter names and shapes
+    pair_round: int
+    microbatches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterExchange:
-    """My half of the averaging: u = beta Delta + gamma phi (or the proposal y), one flat fp32 tensor [P]."""
+    """My half of the averaging, one flat fp32 tensor: u = beta Delta + gamma phi (or the proposal y) of the fragment
+    whose turn it is; in the second pair round phi."""
 
     stage: int
     outer_step: int
+    pair_round: int
+    schema: str  # hash of parameter names and shapes
     packet: TensorPacket
 
 
@@ -121,6 +125,7 @@ class OuterAccept:
 
     stage: int
     outer_step: int
+    pair_round: int
     ok: bool
 
 

@@ -84,6 +84,7 @@ class Recovery:
         self.source = RecoverySource.INITIAL
         self.fresh = False
         self.target = (0, 0)  # round and outer step of the weights that are being put in place
+        self.own: tuple[int, int] = (0, 0)  # of the own checkpoint, in place until the first recovery
         self._downloads: dict[PeerId, Download] = {}
         self._failed: set[PeerId] = set()
         self._timers: Timers[str] = Timers()
@@ -103,6 +104,8 @@ class Recovery:
             equal = [info for info in siblings if info.round >= newest - 1]
             donor = equal[zlib.crc32(self._me.encode()) % len(equal)]  # joiners spread over equal donors
             return self._collect(RecoverySource.CATCH_UP, [donor], WeightsKind.FULL, now)
+        if self.own[0] > 0:  # what those ahead had is gone with them, once their records lapse
+            return self._pause(now) if self._siblings(stage, outlook.view) else self._keep()
         neighbours = self._willing(self._neighbours(stage, outlook.visible))
         if not neighbours:
             known = self._siblings(stage, outlook.view) or self._neighbours(stage, outlook.view)
@@ -112,6 +115,11 @@ class Recovery:
         donors = [max(group, key=lambda info: info.round) for group in _by_stage(neighbours)]
         source = RecoverySource.MERGE if len(donors) == 2 else RecoverySource.COPY
         return self._collect(source, donors, WeightsKind.WEIGHTS, now)
+
+    def _keep(self) -> list[Action]:
+        """The own checkpoint, which is in place: a few rounds old, and closer to the lost stage than any mix."""
+        round_, outer_step = self.own
+        return self._merge(RecoverySource.INITIAL, (), round_=round_, outer_step=outer_step)
 
     def _siblings(self, stage: int, view: SwarmView) -> list[PeerInfo]:
         return [info for info in view.replicas(stage) if info.peer != self._me]
@@ -183,6 +191,7 @@ class Recovery:
         self.state = RecoveryState.SERVING
         self.fresh = self.source in (RecoverySource.MERGE, RecoverySource.COPY)
         self._failed.clear()
+        self.own = (0, 0)
         return [Count(name="recovery-done", detail=f"stage {self.stage}: {self.source.value}", notable=True)]
 
     def resume_serving(self, stage: int) -> None:

@@ -20,7 +20,7 @@ from protocols.errors import ConfigError
 
 PROTOCOL_VERSION = 1
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
-GAMMA_SAFETY_SHARE = 0.9  # of the stability bound 2 (1 - alpha^2) for pairs
+GAMMA_SAFETY_SHARE = 0.9  # of the stability bound for pairs among many replicas
 
 
 class Codec(str, Enum):
@@ -29,6 +29,8 @@ class Codec(str, Enum):
     RAW = "raw"
     BF16 = "bf16"
     INT8 = "int8"  # per row (last axis), absolute maximum
+    INT4 = "int4"  # the same, in shorter blocks
+    TOPK = "topk"  # the largest 64 of each 4,096, two bits a value; what is left out waits at the sender
 
 
 class OuterMode(str, Enum):
@@ -36,6 +38,13 @@ class OuterMode(str, Enum):
 
     PAPER = "paper"
     PROPOSE = "propose"
+
+
+class PairSchedule(str, Enum):
+    """How partners are drawn (`protocols.pairing`)."""
+
+    RANDOM = "random"
+    HYPERCUBE = "hypercube"
 
 
 class _Part(BaseModel):
@@ -130,20 +139,58 @@ class OuterSpec(_Part):
     mode: OuterMode = OuterMode.PAPER
     alpha: float = Field(default=0.5, ge=0, lt=1)
     beta: float = Field(default=0.7, gt=0, le=2)
-    gamma: float = Field(default=0.7, ge=0)
+    gamma: float = Field(default=0.7, gt=0, description="mode paper: pull to the partner")
+    rounds: int = Field(default=1, ge=1, le=2, description="partners one after the other, each outer step")
+    schedule: PairSchedule = PairSchedule.RANDOM
+    fragments: int = Field(default=1, ge=1, le=64, description="pieces, one averaged each outer step in turn")
     codec: Codec = Codec.RAW
     spread_max: int = Field(default=1, ge=0, description="outer steps that partners may differ by")
 
+    def fragment(self, outer_step: int) -> int:
+        """Whose turn it is."""
+        return outer_step % self.fragments
+
     @model_validator(mode="after")
     def _stable(self) -> OuterSpec:
-        bound = 2 * (1 - self.alpha**2)
-        if self.mode is OuterMode.PAPER and self.gamma >= GAMMA_SAFETY_SHARE * bound:
+        """Replicas must come together, and their mean must not swing up (`gamma_bound`, `beta_bound`)."""
+        many, pair, four = (gamma_bound(self.alpha, replicas=count) for count in (None, 2, 4))
+        if self.mode is OuterMode.PAPER and self.gamma >= GAMMA_SAFETY_SHARE * many:
             raise ValueError(
-                f"gamma {self.gamma} with alpha {self.alpha} lets replicas drift apart: pairs are stable only below "
-                f"2 (1 - alpha^2) = {bound:.3g}; take gamma < {GAMMA_SAFETY_SHARE * bound:.3g} "
-                f"(best {bound / 2:.3g}) or mode 'propose'"
+                f"gamma {self.gamma} with alpha {self.alpha} lets replicas drift apart: pairs among many replicas "
+                f"come together only below 2 (1 - alpha^2) = {many:.3g} (two replicas alone below {pair:.3g}, four "
+                f"below {four:.3g}); take gamma < {GAMMA_SAFETY_SHARE * many:.3g} (best {many / 2:.3g}) or mode "
+                f"'propose', which comes together with every alpha"
+            )
+        if self.codec in (Codec.INT4, Codec.TOPK):
+            raise ValueError(
+                f"codec '{self.codec.value}' keeps too little of a half, which holds the slow weights and not only "
+                f"their change; take raw, bf16 or int8, and fragments to send less"
+            )
+        if self.beta >= beta_bound(self.mode, self.alpha):
+            raise ValueError(
+                f"beta {self.beta} with alpha {self.alpha} in mode '{self.mode.value}' lets the mean of all replicas "
+                f"swing up where inner steps reach their minimum; take beta < {beta_bound(self.mode, self.alpha):.3g}"
             )
         return self
+
+
+def gamma_bound(alpha: float, *, replicas: int | None = None, group: int = 2) -> float:
+    """Mode paper: below this gamma replicas come together in mean square where the loss is flat; None: very many.
+
+    With E[pull] = q x on deviations x from the mean of all, q = 1 - (N - n) / (n (N - 1)), and the pull a projection,
+    the three second moments of x and momentum contract exactly for gamma < 2 (1 - alpha^2) / (1 + alpha - 2 alpha q):
+    pairs among many 2 (1 - alpha^2), best at half of that; everybody together 2 (1 + alpha). Eq. 74 of arXiv
+    2506.10911 allows more, and there replicas drift apart.
+    """
+    rest = 1.0 if replicas is None else (replicas - group) / (replicas - 1)
+    pull = 1 - rest / group
+    return 2 * (1 - alpha**2) / (1 + alpha - 2 * alpha * pull)
+
+
+def beta_bound(mode: OuterMode, alpha: float) -> float:
+    """Below this beta the mean is stable for every curvature: heavy ball 2 (1 + alpha), Nesterov less."""
+    heavy_ball = 2 * (1 + alpha)
+    return heavy_ball if mode is OuterMode.PAPER else heavy_ball / (1 + 2 * alpha)
 
 
 class DataSpec(_Part):
@@ -222,6 +269,8 @@ class RunSpec(_Part):
                 f"{middle_layers} layers beyond the first stage's {self.first_stage_layers} cannot be cut into "
                 f"{self.num_stages - 1} equal stages"
             )
+        if self.boundary_codec is Codec.TOPK:
+            raise ValueError("boundary_codec topk drops most of a tensor; take bf16, int8, int4 or raw")
         if self.rounds.seq_len > self.model.max_position_embeddings:
             raise ValueError("rounds.seq_len exceeds model.max_position_embeddings")
         if self.paths.path_stages is not None and self.paths.path_stages > self.num_stages:
@@ -245,8 +294,8 @@ class RunSpec(_Part):
     @property
     def boundary_bytes(self) -> int:
         """Of a boundary tensor on the wire, without the few of its scales."""
-        width = {Codec.RAW: 4, Codec.BF16: 2, Codec.INT8: 1}[self.boundary_codec]
-        return width * prod(self.boundary_shape)
+        bits = {Codec.RAW: 32, Codec.BF16: 16, Codec.INT8: 8, Codec.INT4: 4}[self.boundary_codec]
+        return bits * prod(self.boundary_shape) // 8
 
     @property
     def boundary_shape(self) -> tuple[int, int, int]:

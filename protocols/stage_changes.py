@@ -34,6 +34,8 @@ def on_started(core: PeerCore, event: Started, now: float) -> list[Action]:
     if event.resumed_round is not None and not _is_ahead(core, event.view, event.resumed_round):
         core.recovery.resume_serving(core.stage)
         return _serve(core, event.resumed_round, event.resumed_outer_step)
+    if event.resumed_round is not None:  # those ahead may be dead: then our checkpoint is all there is
+        core.recovery.own = (event.resumed_round, event.resumed_outer_step)
     return core.recovery.begin(core.stage, core.outlook, now)
 
 
@@ -86,8 +88,7 @@ def _serve(core: PeerCore, round_: int, outer_step: int) -> list[Action]:
     core.relay.draining = False
     core.donor.stage = core.stage
     core.donor.round = round_
-    core.outer = OuterSync(core.me, core.spec, core.stage)
-    core.outer.outer_step = outer_step
+    core.outer = OuterSync(core.me, core.spec, core.stage, outer_step)
     core.num_backwards = 0
     core.stepping = False
     core.fresh_until = round_ + FRESH_ROUNDS if core.recovery.fresh else 0

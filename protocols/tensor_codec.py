@@ -6,9 +6,12 @@ Invariant: what `encode` lets out, `check_packet` lets in, and decoding what `ch
     raw     width n                   0
     bf16    2 n                       |x| / 256, at least 1e-40
     int8    n + 4 a block             absmax of its block / 254, at least 6e-39; + 1e-6 absmax of rounding
+    int4    n / 2 + 4 a block         absmax of its block / 14, at least 6e-39; + 1e-6 absmax of rounding
+    topk    as `protocols.topk_codec` absmax of its chunk: most elements are left out
 
-An int8 block is a row (the last axis), cut where it is longer than INT8_BLOCK. All scales come first (fp32), then
-all elements. A tensor whose own dtype is 16 bits wide adds that dtype's rounding to these errors.
+A block is a row (the last axis), cut where it is longer than BLOCKS says. All scales come first (fp32), then all
+elements; of int4 two in a byte, low bits first, each + 8. A tensor whose own dtype is 16 bits wide adds that dtype's
+rounding to these errors.
 """
 
 from __future__ import annotations
@@ -24,8 +27,11 @@ from torch import Tensor
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.messages import TensorPacket
 from protocols.run_spec import Codec
+from protocols.topk_codec import decode_topk, encode_topk, is_topk, topk_bytes
 
-INT8_BLOCK = 1024  # keeps scales below 0.4 % of the bytes and outliers from spoiling a whole flat tensor
+# Long enough that the scales are few (0.4 % and 3 % of the bytes), short enough that an outlier spoils little
+BLOCKS = {Codec.INT8: 1024, Codec.INT4: 256}
+_STEPS = {Codec.INT8: 127, Codec.INT4: 7}  # from zero to the scale's largest
 _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -34,7 +40,6 @@ _DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _SCALE_MIN = torch.finfo(torch.float32).tiny  # an absmax among the denormals would give a scale of 0
-_SCALE_MAX = torch.finfo(torch.float32).max / 127 * (1 - 2**-23)  # 127 times it is still finite
 
 # Magnitudes are compared as integers: a float's bits without the sign grow with |x|; Inf and NaN are the largest.
 _BITS_MAX = {  # the largest finite magnitude, by dtype as it travels
@@ -54,14 +59,23 @@ def encoded_bytes(shape: Sequence[int], dtype: str, codec: Codec) -> int:
     if dtype not in _DTYPES or (dtype == "uint8" and codec is not Codec.RAW):
         raise RemoteProtocolError("wrong-dtype", f"{dtype} as {codec.value}")
     numel = math.prod(shape)
-    if codec is Codec.INT8:
-        return numel + 4 * _num_blocks(shape)
+    if codec in BLOCKS:
+        elements = numel if codec is Codec.INT8 else math.ceil(numel / 2)
+        return elements + 4 * _num_blocks(shape, codec)
+    if codec is Codec.TOPK:
+        return topk_bytes(numel)
     return numel * (2 if codec is Codec.BF16 else _DTYPES[dtype].itemsize)
 
 
-def _num_blocks(shape: Sequence[int]) -> int:
+def _num_blocks(shape: Sequence[int], codec: Codec) -> int:
     width = shape[-1] if shape else 1
-    return math.prod(shape[:-1]) * math.ceil(width / INT8_BLOCK)
+    return math.prod(shape[:-1]) * math.ceil(width / BLOCKS[codec])
+
+
+def _scale_max(dtype: str, codec: Codec) -> float:
+    """So many steps of it are still finite in the decoded dtype; what its largest finite number gets at most."""
+    finite = min(torch.finfo(torch.float32).max * (1 - 2**-23), torch.finfo(_DTYPES[dtype]).max)
+    return finite / _STEPS[codec]
 
 
 # ---- out ---------------------------------------------------------------------------------------------------
@@ -98,33 +112,58 @@ def _encode_bf16(tensor: Tensor, dtype: str) -> memoryview:
 
 
 def _encode_int8(tensor: Tensor, dtype: str) -> memoryview:
+    scales, elements = _blocks(tensor, Codec.INT8)
+    return _joined(scales, elements.to(torch.int8).view(torch.uint8))
+
+
+def _encode_int4(tensor: Tensor, dtype: str) -> memoryview:
+    scales, elements = _blocks(tensor, Codec.INT4)
+    nibbles = F.pad((elements + 8).to(torch.uint8), (0, elements.numel() % 2)).view(-1, 2)
+    return _joined(scales, nibbles[:, 0] | nibbles[:, 1] << 4)
+
+
+def _blocks(tensor: Tensor, codec: Codec) -> tuple[Tensor, Tensor]:
+    """Scales and whole numbers, both flat and fp32."""
     if not tensor.numel():
-        return memoryview(b"")
-    width = tensor.shape[-1] if tensor.ndim else 1
+        return torch.zeros(0), torch.zeros(0)
+    width, block = tensor.shape[-1] if tensor.ndim else 1, BLOCKS[codec]
     rows = tensor.float().reshape(-1, width)
-    if width <= INT8_BLOCK:
-        scales, elements = _quantise(rows)
+    if width <= block:
+        scales, elements = _quantise(rows, codec)
     else:
-        padded = F.pad(rows, (0, -width % INT8_BLOCK))
-        scales, elements = _quantise(padded.view(-1, INT8_BLOCK))
+        padded = F.pad(rows, (0, -width % block))
+        scales, elements = _quantise(padded.view(-1, block), codec)
         elements = elements.view(padded.shape)[:, :width]
-    out = torch.empty(4 * scales.numel() + elements.numel(), dtype=torch.int8)
-    out[: 4 * scales.numel()].view(torch.float32).copy_(scales.view(-1))
-    out[4 * scales.numel() :].view(elements.shape).copy_(elements)
-    return _memory(out)
+    return scales.flatten(), elements.flatten()
 
 
-def _quantise(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _quantise(blocks: Tensor, codec: Codec) -> tuple[Tensor, Tensor]:
     """Scales [blocks, 1] and whole numbers, of float32 [blocks, width]."""
     low, high = blocks.aminmax(dim=-1, keepdim=True)
     absmax = torch.maximum(high, -low)
     if not torch.isfinite(absmax).all():  # a NaN or Inf anywhere in a block shows here
         raise LocalProtocolError("non-finite tensor")
-    scales = absmax.div_(127).clamp_(_SCALE_MIN, _SCALE_MAX)
+    scales = absmax.div_(_STEPS[codec]).clamp_(_SCALE_MIN, _scale_max("float32", codec))
     return scales, (blocks / scales).round_()
 
 
-_ENCODERS = {Codec.RAW: _encode_raw, Codec.BF16: _encode_bf16, Codec.INT8: _encode_int8}
+def _joined(scales: Tensor, elements: Tensor) -> memoryview:
+    return _memory(torch.cat([scales.view(torch.uint8), elements]))
+
+
+def _encode_topk(tensor: Tensor, dtype: str) -> memoryview:
+    if not torch.isfinite(tensor).all():
+        raise LocalProtocolError("non-finite tensor")
+    return _memory(encode_topk(tensor.float().flatten(), _BF16_MAX[dtype][0]))
+
+
+_ENCODERS = {
+    Codec.RAW: _encode_raw,
+    Codec.BF16: _encode_bf16,
+    Codec.INT8: _encode_int8,
+    Codec.INT4: _encode_int4,
+    Codec.TOPK: _encode_topk,
+}
 
 
 def _memory(tensor: Tensor) -> memoryview:
@@ -159,18 +198,25 @@ def _is_finite(packet: TensorPacket) -> bool:
         return _is_bounded(packet.data, *_BITS_MAX[packet.dtype])
     if packet.codec is Codec.BF16:
         return _is_bounded(packet.data, np.int16, np.uint16, _BF16_MAX[packet.dtype][1])
-    scales = np.frombuffer(packet.data, np.float32, _num_blocks(packet.shape))
+    if packet.codec is Codec.TOPK:
+        return is_topk(packet.data, math.prod(packet.shape), _BF16_MAX[packet.dtype][0])
+    scales = np.frombuffer(packet.data, np.float32, _num_blocks(packet.shape, packet.codec))
+    # a negative scale or a NaN fails the comparison
+    if scales.size and not (scales.min() >= 0 and scales.max() <= _scale_max(packet.dtype, packet.codec)):
+        return False
+    if packet.codec is Codec.INT4:
+        return _are_nibbles(packet, scales.nbytes)
     elements = np.frombuffer(packet.data, np.int8, offset=scales.nbytes)
-    if not elements.size:
-        return True
-    # -128 is no symmetric code; a negative scale or a NaN fails the comparison
-    largest = _largest_scale(packet.dtype)
-    return bool(elements.min() >= -127 and scales.min() >= 0 and scales.max() <= largest)
+    return not elements.size or bool(elements.min() >= -127)  # -128 is no symmetric code
 
 
-def _largest_scale(dtype: str) -> float:
-    """What the largest finite number of `dtype` gets in `_quantise`; 127 of it decode to a finite number."""
-    return min(_SCALE_MAX, torch.finfo(_DTYPES[dtype]).max / 127)
+def _are_nibbles(packet: TensorPacket, at: int) -> bool:
+    """Each from 1 to 15 (0 is no symmetric code); behind an odd last one 0, as there is nothing."""
+    packed = np.frombuffer(packet.data, np.uint8, offset=at)
+    low, high = packed & 15, packed >> 4
+    if math.prod(packet.shape) % 2:
+        return bool(low.all() and high[:-1].all() and high[-1] == 0)
+    return bool(low.all() and high.all())
 
 
 def _is_bounded(
@@ -205,15 +251,22 @@ def decode(packet: TensorPacket) -> Tensor:
         return torch.frombuffer(data, dtype=dtype).view(packet.shape)
     if packet.codec is Codec.BF16:
         return torch.frombuffer(data, dtype=torch.bfloat16).to(dtype).view(packet.shape)
-    return _decode_int8(data, packet.shape).to(dtype)
+    if packet.codec is Codec.TOPK:
+        return decode_topk(data, math.prod(packet.shape)).to(dtype).view(packet.shape)
+    return _decode_blocks(data, packet.shape, packet.codec).to(dtype)
 
 
-def _decode_int8(data: bytearray | memoryview, shape: tuple[int, ...]) -> Tensor:
-    num_blocks = _num_blocks(shape)
-    width = shape[-1] if shape else 1
+def _decode_blocks(data: bytearray | memoryview, shape: tuple[int, ...], codec: Codec) -> Tensor:
+    num_blocks = _num_blocks(shape, codec)
+    width, block = shape[-1] if shape else 1, BLOCKS[codec]
     scales = torch.frombuffer(data, dtype=torch.float32, count=num_blocks)
-    rows = torch.frombuffer(data, dtype=torch.int8, offset=4 * num_blocks).view(-1, width)
-    if width <= INT8_BLOCK:
+    if codec is Codec.INT8:
+        elements = torch.frombuffer(data, dtype=torch.int8, offset=4 * num_blocks)
+    else:
+        packed = torch.frombuffer(data, dtype=torch.uint8, offset=4 * num_blocks)
+        elements = torch.stack([packed & 15, packed >> 4], 1).flatten()[: math.prod(shape)].to(torch.int8) - 8
+    rows = elements.view(-1, width)
+    if width <= block:
         return (rows * scales[:, None]).view(shape)
-    scale_of_row = scales.view(len(rows), -1).repeat_interleave(INT8_BLOCK, dim=1)[:, :width]
+    scale_of_row = scales.view(len(rows), -1).repeat_interleave(block, dim=1)[:, :width]
     return (rows * scale_of_row).view(shape)

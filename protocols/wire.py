@@ -49,7 +49,13 @@ PEER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 WORD = re.compile(r"[A-Za-z0-9._:-]{0,64}")  # schema hashes, snapshot names
 DTYPES = ("float32", "bfloat16", "float16", "uint8")
 
-_CODEC_TO_WIRE = {Codec.RAW: pb.CODEC_RAW, Codec.BF16: pb.CODEC_BF16, Codec.INT8: pb.CODEC_INT8}
+_CODEC_TO_WIRE = {
+    Codec.RAW: pb.CODEC_RAW,
+    Codec.BF16: pb.CODEC_BF16,
+    Codec.INT8: pb.CODEC_INT8,
+    Codec.INT4: pb.CODEC_INT4,
+    Codec.TOPK: pb.CODEC_TOPK,
+}
 _CODEC_FROM_WIRE: dict[int, Codec] = {number: codec for codec, number in _CODEC_TO_WIRE.items()}
 _KIND_TO_WIRE = {WeightsKind.FULL: pb.WEIGHTS_FULL, WeightsKind.WEIGHTS: pb.WEIGHTS_ALONE}
 _KIND_FROM_WIRE: dict[int, WeightsKind] = {number: kind for kind, number in _KIND_TO_WIRE.items()}
@@ -117,10 +123,31 @@ def _put_gradient(message: BoundaryGradient) -> dict[str, Any]:
 
 
 def _put_exchange(message: OuterExchange) -> dict[str, Any]:
-    tensor = _put_tensor(message.packet)
-    return {
-        "outer_exchange": pb.OuterExchange(stage=message.stage, outer_step=message.outer_step, tensor=tensor)
-    }
+    body = pb.OuterExchange(
+        stage=message.stage,
+        outer_step=message.outer_step,
+        pair_round=message.pair_round,
+        schema=message.schema,
+        tensor=_put_tensor(message.packet),
+    )
+    return {"outer_exchange": body}
+
+
+def _put_offer(message: OuterOffer) -> dict[str, Any]:
+    body = pb.OuterOffer(
+        stage=message.stage,
+        outer_step=message.outer_step,
+        pair_round=message.pair_round,
+        microbatches=message.microbatches,
+    )
+    return {"outer_offer": body}
+
+
+def _put_accept(message: OuterAccept) -> dict[str, Any]:
+    body = pb.OuterAccept(
+        stage=message.stage, outer_step=message.outer_step, pair_round=message.pair_round, ok=message.ok
+    )
+    return {"outer_accept": body}
 
 
 def _put_request(message: WeightsRequest) -> dict[str, Any]:
@@ -153,11 +180,9 @@ _WRITERS: dict[type, Callable[[Any], dict[str, Any]]] = {
     Undeliverable: lambda m: {
         "undeliverable": pb.Undeliverable(key=_put_key(m.key), unreachable=m.unreachable)
     },
-    OuterOffer: lambda m: {
-        "outer_offer": pb.OuterOffer(stage=m.stage, outer_step=m.outer_step, schema=m.schema)
-    },
+    OuterOffer: _put_offer,
     OuterExchange: _put_exchange,
-    OuterAccept: lambda m: {"outer_accept": pb.OuterAccept(stage=m.stage, outer_step=m.outer_step, ok=m.ok)},
+    OuterAccept: _put_accept,
     WeightsRequest: _put_request,
     WeightsChunk: _put_chunk,
 }
@@ -282,17 +307,30 @@ def _read_gradient(body: pb.BoundaryGradient) -> Message:
 
 def _read_offer(body: pb.OuterOffer) -> Message:
     return OuterOffer(
-        stage=_integer(body.stage), outer_step=_integer(body.outer_step), schema=_word(body.schema)
+        stage=_integer(body.stage),
+        outer_step=_integer(body.outer_step),
+        pair_round=_integer(body.pair_round),
+        microbatches=_integer(body.microbatches),
     )
 
 
 def _read_exchange(body: pb.OuterExchange) -> Message:
-    packet = _tensor(body.tensor)
-    return OuterExchange(stage=_integer(body.stage), outer_step=_integer(body.outer_step), packet=packet)
+    return OuterExchange(
+        stage=_integer(body.stage),
+        outer_step=_integer(body.outer_step),
+        pair_round=_integer(body.pair_round),
+        schema=_word(body.schema),
+        packet=_tensor(body.tensor),
+    )
 
 
 def _read_accept(body: pb.OuterAccept) -> Message:
-    return OuterAccept(stage=_integer(body.stage), outer_step=_integer(body.outer_step), ok=body.ok)
+    return OuterAccept(
+        stage=_integer(body.stage),
+        outer_step=_integer(body.outer_step),
+        pair_round=_integer(body.pair_round),
+        ok=body.ok,
+    )
 
 
 def _read_request(body: pb.WeightsRequest) -> Message:

@@ -113,6 +113,11 @@ def _status_in_words(status: PeerStatus) -> str:
     ]
     if status.planned_round_s:
         lines.append(f"  plan     a round in {status.planned_round_s:.2f} s, by the group's plan")
+    if status.outer_wait_s:
+        lines.append(
+            f"  average  {status.apart:.2%} from its partners, cosine {status.cosine:.2f}, "
+            f"{status.outer_wait_s:.2f} s from due to applied"
+        )
     lines += [f"  address  {address}" for address in status.addresses]
     lines += _counters(status.counters.items())
     lines += [f"  event    {event}" for event in status.events[-10:]]

@@ -13,61 +13,115 @@ from torch import Tensor
 from protocols import noloco
 from protocols.errors import RemoteProtocolError
 from protocols.messages import TensorPacket
-from protocols.run_spec import OuterSpec
+from protocols.run_spec import OuterMode, OuterSpec
 from protocols.tensor_codec import check_packet, decode, encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    outer_step: int
-    fast_weights: Tensor  # as they were
+    step: tuple[int, int]  # outer step and pair round
+    fast_weights: Tensor  # of the fragment, as they were
     own_half: Tensor  # as the partner decodes it
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """As in protocols.events.OuterStepDone."""
+
+    with_partner: bool
+    apart: float = 0.0
+    cosine: float = 0.0
 
 
 class SlowWeights:
-    """The paper's phi (`weights`) and delta (`momentum`), fp32."""
+    """The paper's phi (`weights`) and delta (`momentum`), fp32 [P]."""
 
     def __init__(self, spec: OuterSpec, fast_weights: Tensor) -> None:
         self._spec = spec
         self._prepared: _Prepared | None = None
+        self._reach = 0.0  # of the last outer step: the second pair round is measured by it, too
         self.weights = fast_weights.clone()
         self.momentum = torch.zeros_like(fast_weights)
 
-    def prepare(self, outer_step: int, fast_weights: Tensor) -> TensorPacket:
-        """Our half, from the fast weights of this moment."""
-        half = noloco.half(self._spec, phi=self.weights, theta=fast_weights, delta=self.momentum)
+    def _fragment(self, outer_step: int) -> slice:
+        """Whose turn it is: one of nearly equal cuts."""
+        index, count, size = self._spec.fragment(outer_step), self._spec.fragments, len(self.weights)
+        return slice(index * size // count, (index + 1) * size // count)
+
+    def prepare(
+        self, outer_step: int, pair_round: int, fast_weights: Tensor, *, weight: float = 1.0
+    ) -> TensorPacket:
+        """Our half, from the weights of this moment."""
+        part = self._fragment(outer_step)
+        phi, theta = self.weights[part], fast_weights[part].clone()
+        if pair_round == 0:
+            delta = self.momentum[part]
+            half = noloco.half(self._spec, phi=phi, theta=theta, delta=delta, weight=weight)
+        else:
+            half = phi.clone()
         packet = encode(half, self._spec.codec)
-        self._prepared = _Prepared(
-            outer_step=outer_step, fast_weights=fast_weights.clone(), own_half=decode(packet).to(half.device)
-        )
+        own_half = decode(packet).to(half.device)
+        step = (outer_step, pair_round)
+        self._prepared = _Prepared(step=step, fast_weights=theta, own_half=own_half, weight=weight)
         return packet
 
-    def apply(self, outer_step: int, fast_weights: Tensor, packet: TensorPacket | None) -> bool:
-        """Take the outer step, moving `fast_weights` in place; False: alone, for want of a half that is fit."""
+    def apply(
+        self, outer_step: int, pair_round: int, fast_weights: Tensor, packet: TensorPacket | None
+    ) -> Outcome:
+        """Take the step, moving `fast_weights` in place; alone without a half, or with one that is not fit."""
+        part = self._fragment(outer_step)
         prepared, self._prepared = self._prepared, None
-        if prepared is None or prepared.outer_step != outer_step:
-            theta, halves = fast_weights.clone(), None
+        his = None
+        if prepared is not None and prepared.step == (outer_step, pair_round):
+            his = self._fit(packet, prepared.own_half)
+        if prepared is None or his is None:
+            if pair_round == 0:
+                self._move(part, fast_weights, fast_weights[part].clone(), None, weight=1.0)
+            return Outcome(with_partner=False)
+        halves = (prepared.own_half, his)
+        outcome = self._compare(part, *halves)
+        if pair_round == 0:
+            self._move(part, fast_weights, prepared.fast_weights, halves, weight=prepared.weight)
         else:
-            theta, partner_half = prepared.fast_weights, self._fit(packet)
-            halves = None if partner_half is None else (prepared.own_half, partner_half)
-        self.weights, self.momentum = noloco.outer_step(
-            self._spec,
-            phi=self.weights,
-            theta=theta,
-            delta=self.momentum,
-            halves=halves,
-        )
-        fast_weights.sub_(theta).add_(self.weights)  # in this order exact where nothing was trained meanwhile
-        return halves is not None
+            settled = noloco.settle(self.weights[part], halves, self._reach)
+            fast_weights[part] += settled - self.weights[part]
+            self.weights[part] = settled
+        return outcome
 
-    def _fit(self, packet: TensorPacket | None) -> Tensor | None:
+    def _move(
+        self,
+        part: slice,
+        fast_weights: Tensor,
+        theta: Tensor,
+        halves: tuple[Tensor, Tensor] | None,
+        *,
+        weight: float,
+    ) -> None:
+        phi, delta = self.weights[part], self.momentum[part]
+        self._reach = noloco.reach(self._spec, phi=phi, theta=theta, delta=delta)
+        self.weights[part], self.momentum[part] = noloco.outer_step(
+            self._spec, phi=phi, theta=theta, delta=delta, halves=halves, weight=weight
+        )
+        # in this order exact where nothing was trained meanwhile
+        fast_weights[part] = fast_weights[part].sub_(theta).add_(self.weights[part])
+
+    def _compare(self, part: slice, own: Tensor, his: Tensor) -> Outcome:
+        """How far the two replicas are apart, and whether they go the same way."""
+        phi = self.weights[part]
+        base = phi * self._spec.gamma if self._spec.mode is OuterMode.PAPER else phi
+        apart = float(torch.dist(own, his) / phi.norm().clamp(min=torch.finfo(torch.float32).tiny))
+        cosine = float(torch.cosine_similarity(own - base, his - base, dim=0))
+        return Outcome(with_partner=True, apart=apart, cosine=cosine)
+
+    def _fit(self, packet: TensorPacket | None, own: Tensor) -> Tensor | None:
         if packet is None:
             return None
         try:
-            check_packet(packet, shape=tuple(self.weights.shape), dtype="float32")
+            check_packet(packet, shape=tuple(own.shape), dtype="float32")
         except RemoteProtocolError:
             return None
-        return decode(packet).to(self.weights.device)
+        return decode(packet).to(own.device)
 
     def restart(self, fast_weights: Tensor) -> None:
         """The fast weights are other ones now, and no slow weights came with them."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from peer.compute import snapshot
 from peer.compute.flat import FlatStage
 from peer.compute.inner_optimizer import InnerOptimizer
-from peer.compute.slow_weights import SlowWeights
+from peer.compute.slow_weights import Outcome, SlowWeights
 from peer.model.stage import FirstStage, build_stage, renumbered
 from protocols.actions import DonorState, RecoverySource, RunRecovery
 from protocols.checkfree import mix
@@ -217,16 +217,19 @@ class StageRuntime:
         self._changed()
         return norm
 
-    def prepare_outer(self, outer_step: int) -> tuple[TensorPacket, str]:
+    def prepare_outer(
+        self, outer_step: int, pair_round: int, *, weight: float = 1.0
+    ) -> tuple[TensorPacket, str]:
         """Our half for the partner, and the schema that he must share."""
-        return self._slow.prepare(outer_step, self.flat.weights), self.schema
+        packet = self._slow.prepare(outer_step, pair_round, self.flat.weights, weight=weight)
+        return packet, self.schema
 
-    def apply_outer(self, outer_step: int, packet: TensorPacket | None) -> bool:
-        """True: with the partner's half. An unfit half is not applied: we step alone."""
-        with_partner = self._slow.apply(outer_step, self.flat.weights, packet)
+    def apply_outer(self, outer_step: int, pair_round: int, packet: TensorPacket | None) -> Outcome:
+        """An unfit half is not applied: we step alone."""
+        outcome = self._slow.apply(outer_step, pair_round, self.flat.weights, packet)
         self.outer_step = outer_step
         self._changed()
-        return with_partner
+        return outcome
 
     def _changed(self) -> None:
         for stash in self._stashes.values():

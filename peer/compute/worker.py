@@ -182,11 +182,17 @@ def _run_state_job(runtime: StageRuntime, job: StateJob) -> Event:
         case RunInnerStep(round=round_):
             norm = runtime.inner_step(round_)
             return InnerStepDone(round=runtime.round, grad_norm=norm)
-        case PrepareOuter(outer_step=outer_step):
-            packet, schema = runtime.prepare_outer(outer_step)
-            return OuterPrepared(outer_step=outer_step, packet=packet, schema=schema)
-        case RunOuterStep(outer_step=outer_step, packet=packet):
-            return OuterStepDone(outer_step=outer_step, with_partner=runtime.apply_outer(outer_step, packet))
+        case PrepareOuter(outer_step=outer_step, pair_round=pair_round, weight=weight):
+            packet, schema = runtime.prepare_outer(outer_step, pair_round, weight=weight)
+            return OuterPrepared(outer_step=outer_step, pair_round=pair_round, packet=packet, schema=schema)
+        case RunOuterStep(outer_step=outer_step, pair_round=pair_round, packet=packet):
+            outcome = runtime.apply_outer(outer_step, pair_round, packet)
+            return OuterStepDone(
+                outer_step=outer_step,
+                with_partner=outcome.with_partner,
+                apart=outcome.apart,
+                cosine=outcome.cosine,
+            )
         case TakeSnapshot(kind=kind, snapshot=name):
             packets, sha256 = runtime.snapshot(kind)
             return SnapshotTaken(

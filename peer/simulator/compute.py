@@ -140,8 +140,10 @@ class CostCompute:
             case RunInnerStep(round=round_):
                 self._round = round_ + 1
                 return InnerStepDone(round=round_ + 1, grad_norm=1.0)
-            case PrepareOuter(outer_step=outer_step):
-                return OuterPrepared(outer_step=outer_step, packet=HALF, schema="schema")
+            case PrepareOuter():
+                return OuterPrepared(
+                    outer_step=job.outer_step, pair_round=job.pair_round, packet=HALF, schema="schema"
+                )
             case RunOuterStep(outer_step=outer_step, packet=packet):
                 self._outer_step = outer_step
                 return OuterStepDone(outer_step=outer_step, with_partner=packet is not None)

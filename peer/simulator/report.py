@@ -140,7 +140,8 @@ class Chronicle:
             case Count(notable=True) if self._tell_all or action.name != "retry":
                 return f"{action.name}: {action.detail}"
             case RunOuterStep():
-                return f"outer step {action.outer_step} {'alone' if action.packet is None else 'with its partner'}"
+                which = f"{action.outer_step}{'.2' if action.pair_round else ''}"
+                return f"outer step {which} {'alone' if action.packet is None else 'with its partner'}"
             case MicrobatchFinished(loss=None):
                 return f"{action.key} given up"
             case Announce() if self._said.get(who) != (action.stage, action.state, action.fresh):

@@ -59,7 +59,7 @@ class PeerInfo(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., round: _Optional[int] = ..., outer_step: _Optional[int] = ..., slots: _Optional[int] = ..., forward_s: _Optional[float] = ..., grad_norm: _Optional[float] = ..., started_unix_s: _Optional[float] = ..., fresh: bool = ..., backward_s: _Optional[float] = ..., upload_bytes_per_s: _Optional[float] = ..., download_bytes_per_s: _Optional[float] = ..., coordinate: _Optional[_Iterable[float]] = ..., link_numbers: _Optional[_Iterable[int]] = ..., link_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class PeerStatus(_message.Message):
-    __slots__ = ("peer", "name", "run_id", "stage", "state", "device", "paused", "round", "total_rounds", "outer_step", "loss", "validation", "tokens", "tokens_per_s", "num_in_flight", "queue_depth", "counters", "addresses", "peers", "uptime_s", "events", "planned_round_s")
+    __slots__ = ("peer", "name", "run_id", "stage", "state", "device", "paused", "round", "total_rounds", "outer_step", "loss", "validation", "tokens", "tokens_per_s", "num_in_flight", "queue_depth", "counters", "addresses", "peers", "uptime_s", "events", "planned_round_s", "apart", "cosine", "outer_wait_s")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,9 @@ class PeerStatus(_message.Message):
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     PLANNED_ROUND_S_FIELD_NUMBER: _ClassVar[int]
+    APART_FIELD_NUMBER: _ClassVar[int]
+    COSINE_FIELD_NUMBER: _ClassVar[int]
+    OUTER_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     run_id: str
@@ -111,7 +114,10 @@ class PeerStatus(_message.Message):
     uptime_s: float
     events: _containers.RepeatedScalarFieldContainer[str]
     planned_round_s: float
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., run_id: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., paused: bool = ..., round: _Optional[int] = ..., total_rounds: _Optional[int] = ..., outer_step: _Optional[int] = ..., loss: _Optional[float] = ..., validation: _Optional[_Iterable[_Union[ValidationPoint, _Mapping]]] = ..., tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., num_in_flight: _Optional[int] = ..., queue_depth: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., addresses: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., uptime_s: _Optional[float] = ..., events: _Optional[_Iterable[str]] = ..., planned_round_s: _Optional[float] = ...) -> None: ...
+    apart: float
+    cosine: float
+    outer_wait_s: float
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., run_id: _Optional[str] = ..., stage: _Optional[int] = ..., state: _Optional[str] = ..., device: _Optional[str] = ..., paused: bool = ..., round: _Optional[int] = ..., total_rounds: _Optional[int] = ..., outer_step: _Optional[int] = ..., loss: _Optional[float] = ..., validation: _Optional[_Iterable[_Union[ValidationPoint, _Mapping]]] = ..., tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., num_in_flight: _Optional[int] = ..., queue_depth: _Optional[int] = ..., counters: _Optional[_Mapping[str, float]] = ..., addresses: _Optional[_Iterable[str]] = ..., peers: _Optional[_Iterable[_Union[PeerInfo, _Mapping]]] = ..., uptime_s: _Optional[float] = ..., events: _Optional[_Iterable[str]] = ..., planned_round_s: _Optional[float] = ..., apart: _Optional[float] = ..., cosine: _Optional[float] = ..., outer_wait_s: _Optional[float] = ...) -> None: ...
 
 class PeersReply(_message.Message):
     __slots__ = ("peers",)

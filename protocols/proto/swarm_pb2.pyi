@@ -12,6 +12,8 @@ class Codec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODEC_RAW: _ClassVar[Codec]
     CODEC_BF16: _ClassVar[Codec]
     CODEC_INT8: _ClassVar[Codec]
+    CODEC_INT4: _ClassVar[Codec]
+    CODEC_TOPK: _ClassVar[Codec]
 
 class WeightsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -22,6 +24,8 @@ CODEC_UNKNOWN: Codec
 CODEC_RAW: Codec
 CODEC_BF16: Codec
 CODEC_INT8: Codec
+CODEC_INT4: Codec
+CODEC_TOPK: Codec
 WEIGHTS_UNKNOWN: WeightsKind
 WEIGHTS_FULL: WeightsKind
 WEIGHTS_ALONE: WeightsKind
@@ -143,34 +147,42 @@ class Undeliverable(_message.Message):
     def __init__(self, key: _Optional[_Union[WorkKey, _Mapping]] = ..., unreachable: _Optional[str] = ...) -> None: ...
 
 class OuterOffer(_message.Message):
-    __slots__ = ("stage", "outer_step", "schema")
+    __slots__ = ("stage", "outer_step", "pair_round", "microbatches")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
-    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    PAIR_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     stage: int
     outer_step: int
-    schema: str
-    def __init__(self, stage: _Optional[int] = ..., outer_step: _Optional[int] = ..., schema: _Optional[str] = ...) -> None: ...
+    pair_round: int
+    microbatches: int
+    def __init__(self, stage: _Optional[int] = ..., outer_step: _Optional[int] = ..., pair_round: _Optional[int] = ..., microbatches: _Optional[int] = ...) -> None: ...
 
 class OuterExchange(_message.Message):
-    __slots__ = ("stage", "outer_step", "tensor")
+    __slots__ = ("stage", "outer_step", "pair_round", "schema", "tensor")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    PAIR_ROUND_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     stage: int
     outer_step: int
+    pair_round: int
+    schema: str
     tensor: TensorHead
-    def __init__(self, stage: _Optional[int] = ..., outer_step: _Optional[int] = ..., tensor: _Optional[_Union[TensorHead, _Mapping]] = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., outer_step: _Optional[int] = ..., pair_round: _Optional[int] = ..., schema: _Optional[str] = ..., tensor: _Optional[_Union[TensorHead, _Mapping]] = ...) -> None: ...
 
 class OuterAccept(_message.Message):
-    __slots__ = ("stage", "outer_step", "ok")
+    __slots__ = ("stage", "outer_step", "pair_round", "ok")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
+    PAIR_ROUND_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
     stage: int
     outer_step: int
+    pair_round: int
     ok: bool
-    def __init__(self, stage: _Optional[int] = ..., outer_step: _Optional[int] = ..., ok: bool = ...) -> None: ...
+    def __init__(self, stage: _Optional[int] = ..., outer_step: _Optional[int] = ..., pair_round: _Optional[int] = ..., ok: bool = ...) -> None: ...
 
 class WeightsRequest(_message.Message):
     __slots__ = ("kind", "stage", "snapshot", "index")

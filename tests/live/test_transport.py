@@ -112,7 +112,7 @@ def activation(sender: str, receiver: str, counter: int = 1) -> BoundaryActivati
 def exchange(num_bytes: int, fill: float = 0.5) -> OuterExchange:
     numbers = np.full(num_bytes // 4, fill, np.float32)
     packet = TensorPacket(dtype="float32", shape=numbers.shape, codec=Codec.RAW, data=numbers.tobytes())
-    return OuterExchange(stage=1, outer_step=1, packet=packet)
+    return OuterExchange(stage=1, outer_step=1, pair_round=0, schema="s", packet=packet)
 
 
 def test_tensors_of_all_sizes_arrive_as_they_were_sent():

@@ -61,7 +61,7 @@ def test_a_message_on_the_wrong_lane_is_refused_and_its_tensor_skipped():
         receiver = await begun(told, lane=Lane.DATA)
         receiver.say(chunk(100_000), sequence=1)
         assert await receiver.answer() == (FrameKind.REFUSED, 1, b"wrong-lane")
-        receiver.say(OuterOffer(stage=1, outer_step=1, schema="s"), sequence=2)
+        receiver.say(OuterOffer(stage=1, outer_step=1, pair_round=0, microbatches=1), sequence=2)
         assert (await receiver.answer())[:2] == (FrameKind.ACK, 2)
         assert len(told.heard) == 1
         receiver.lane.close("leaving")

@@ -58,9 +58,11 @@ messages = st.one_of(
     st.builds(BoundaryGradient, key=keys, hop=integers, packet=packets),
     st.builds(Release, keys=keys_of_one()),
     st.builds(Undeliverable, key=keys, unreachable=peers),
-    st.builds(OuterOffer, stage=integers, outer_step=integers, schema=words),
-    st.builds(OuterExchange, stage=integers, outer_step=integers, packet=packets),
-    st.builds(OuterAccept, stage=integers, outer_step=integers, ok=st.booleans()),
+    st.builds(OuterOffer, stage=integers, outer_step=integers, pair_round=integers, microbatches=integers),
+    st.builds(
+        OuterExchange, stage=integers, outer_step=integers, pair_round=integers, schema=words, packet=packets
+    ),
+    st.builds(OuterAccept, stage=integers, outer_step=integers, pair_round=integers, ok=st.booleans()),
     st.builds(WeightsRequest, kind=kinds, stage=integers, snapshot=words, index=integers),
     st.builds(
         WeightsChunk,

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocols.checkfree import NORM_FLOOR, left_share, mix
+from protocols.checkfree import NORM_FLOOR, is_swapped, left_share, mix, swapped_order, twin
 from protocols.errors import LocalProtocolError
+from protocols.stage_order import is_legal
 
 norms = st.floats(min_value=0.0, max_value=1e12)
 
@@ -70,3 +71,36 @@ def test_the_mix_is_new_memory() -> None:
     mixed = mix(left, right, 1.0, 1.0)
     mixed["model.layers.1.input_layernorm.weight"].zero_()
     assert left["model.layers.1.input_layernorm.weight"].abs().max() > 0
+
+
+def test_two_stages_without_gradient_give_the_plain_average() -> None:
+    """Zero norms: the floor alone decides, and it is the same for both."""
+    left, right = a_stage(1), a_stage(2)
+    for name, mixed in mix(left, right, 0.0, 0.0).items():
+        torch.testing.assert_close(mixed, (left[name] + right[name]) / 2, atol=1e-6, rtol=0)
+
+
+@given(left_norm=norms, right_norm=norms)
+def test_the_mix_lies_between_its_neighbours(left_norm: float, right_norm: float) -> None:
+    left, right = a_stage(1), a_stage(2)
+    for name, mixed in mix(left, right, left_norm, right_norm).items():
+        low, high = torch.minimum(left[name], right[name]), torch.maximum(left[name], right[name])
+        assert bool(((mixed >= low - 1e-6) & (mixed <= high + 1e-6)).all())
+
+
+@pytest.mark.parametrize("num_stages", [5, 6, 7, 12])
+def test_a_swapped_path_is_legal_and_exchanges_the_twins(num_stages: int) -> None:
+    """All stages, two swaps; a stage stands where its twin stood, all others where they were."""
+    order = swapped_order(num_stages)
+    assert is_legal(order, num_stages, num_stages, swaps_max=2, skip_width_max=2)
+    for place, stage in enumerate(order):
+        other = twin(place, num_stages)
+        assert stage == (place if other is None else other)
+        assert other is None or twin(other, num_stages) == place
+
+
+def test_edges_have_twins_and_half_of_the_microbatches_are_swapped() -> None:
+    assert [twin(stage, 7) for stage in range(7)] == [None, 2, 1, None, None, 6, 5]
+    assert [is_swapped(microbatch) for microbatch in range(4)] == [False, True, False, True]
+    with pytest.raises(LocalProtocolError):
+        swapped_order(4)

@@ -362,7 +362,7 @@ def test_a_forward_that_fails_goes_back_to_the_originator():
 def test_without_a_stage_an_averaging_offer_is_ignored():
     core = PeerCore("c1", SPEC, 2)
     core.handle(Started(view=SwarmView()), 0.0)
-    assert hears(core, "c2", OuterOffer(stage=2, outer_step=1, schema="s")) == []
+    assert hears(core, "c2", OuterOffer(stage=2, outer_step=1, pair_round=0, microbatches=1)) == []
 
 
 def test_the_same_events_give_the_same_actions():

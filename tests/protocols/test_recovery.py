@@ -65,6 +65,24 @@ def test_where_nobody_has_trained_the_seed_gives_the_weights(recovery: Recovery)
     assert not recovery.fresh
 
 
+@pytest.mark.parametrize("others", [("a1",), ("a1", info("b1", round=7), info("d1", round=8))])
+def test_a_checkpoint_is_kept_when_those_ahead_of_it_turn_out_to_be_dead(recovery: Recovery, others):
+    """All replicas die together; one is started again from round 5 while a dead one's record still says round 7."""
+    recovery.own = (5, 1)
+    dead = outlook_of(view_of(*others, info("c1", round=7)))
+    assert recovery.begin(2, dead, 0.0) == [started("catch-up from c1"), ask("c1")]
+    dead.suspect("c1", 0.0)
+    assert recovery.on_peer_lost("c1", dead, 0.0) == [
+        Count(name="donor-failed", detail="c1 lost", notable=True)
+    ]
+    assert recovery.next_deadline() == RETRY_S
+    lapsed = outlook_of(view_of(*others))
+    kept = run(RecoverySource.INITIAL, round_=5, outer_step=1)
+    assert recovery.on_deadline(lapsed, RETRY_S) == [kept]
+    recovery.on_done(True, RETRY_S)
+    assert (recovery.state, recovery.fresh, recovery.own) == (RecoveryState.SERVING, False, (0, 0))
+
+
 def test_a_joiner_copies_its_sibling_chunk_by_chunk(recovery: Recovery):
     outlook = outlook_of(view_of("b1", info("c1", round=7, grad_norm=2.5), "d1"))
     assert recovery.begin(2, outlook, 0.0) == [started("catch-up from c1"), ask("c1")]

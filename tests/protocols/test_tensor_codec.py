@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from protocols.errors import LocalProtocolError, RemoteProtocolError
 from protocols.messages import TensorPacket
 from protocols.run_spec import Codec
-from protocols.tensor_codec import INT8_BLOCK, check_packet, decode, encode, encoded_bytes
+from protocols.tensor_codec import BLOCKS, check_packet, decode, encode, encoded_bytes
+from protocols.topk_codec import CHUNK
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ALL_CODECS = tuple(Codec)
+INT8_BLOCK = BLOCKS[Codec.INT8]
+STEPS = {Codec.INT8: 254, Codec.INT4: 14}  # half steps in an absmax
 HALF_ULP = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 TINY_STEP = {torch.float32: 2.0**-149, torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}
 
@@ -36,6 +39,7 @@ EDGE_CASES = {
     "largest": torch.tensor([[torch.finfo(torch.float32).max, torch.finfo(torch.float32).min, 1.0]]),
     "just longer than a block": torch.linspace(-1, 1, INT8_BLOCK + 1),
     "rows of several blocks": torch.linspace(-5, 3, 2 * (2 * INT8_BLOCK + 7)).view(2, -1),
+    "longer than a chunk": torch.linspace(-3, 5, CHUNK + 65),
 }
 
 
@@ -53,13 +57,19 @@ def error_bound(tensor: torch.Tensor, codec: Codec) -> torch.Tensor:
         return torch.zeros_like(exact)
     if codec is Codec.BF16:
         return torch.maximum(exact.abs() / 256, torch.tensor(1e-40)) + own
-    absmax = torch.zeros_like(exact)
-    width = exact.shape[-1]
-    for start in range(0, width, INT8_BLOCK):
-        block = exact[..., start : start + INT8_BLOCK]
-        absmax[..., start : start + INT8_BLOCK] = block.abs().amax(-1, keepdim=True) if block.numel() else 0.0
+    if codec is Codec.TOPK:
+        rows, block = exact.flatten()[None], CHUNK
+    else:
+        rows, block = exact, BLOCKS[codec]
+    absmax = torch.zeros_like(rows)
+    for start in range(0, rows.shape[-1], block):
+        part = rows[..., start : start + block]
+        absmax[..., start : start + block] = part.abs().amax(-1, keepdim=True) if part.numel() else 0.0
+    absmax = absmax.view(exact.shape)
+    if codec is Codec.TOPK:
+        return absmax * (1 + 2 * HALF_ULP[tensor.dtype]) + own
     rounding = absmax * (1e-6 + 2 * HALF_ULP[tensor.dtype]) + own
-    return torch.maximum(absmax / 254, torch.tensor(6e-39)) + rounding
+    return torch.maximum(absmax / STEPS[codec], torch.tensor(6e-39)) + rounding
 
 
 def assert_round_trip(tensor: torch.Tensor, codec: Codec) -> None:
@@ -134,8 +144,8 @@ def test_the_check_passes_exactly_what_decodes_to_finite_numbers(
     except RemoteProtocolError:
         passed = False
     finite = bool(torch.isfinite(decode(packet)).all())
-    # int8 has codes that we never send (-128, negative scales): refused, though they would decode
-    assert passed == finite if codec is not Codec.INT8 else finite or not passed
+    # the others have codes that we never send (-128, negative scales, places twice): refused, though they would decode
+    assert passed == finite if codec in (Codec.RAW, Codec.BF16) else finite or not passed
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -153,10 +163,11 @@ def test_receiver_refuses_infinities_wherever_they_stand(dtype: torch.dtype, val
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0, 3e38])
-def test_receiver_refuses_a_scale_that_would_overflow(scale: float) -> None:
-    """int8 elements are always finite; their scale need not be."""
-    data = np.float32(scale).tobytes() + bytes([127, 1])
-    packet = TensorPacket(dtype="float32", shape=(2,), codec=Codec.INT8, data=data)
+@pytest.mark.parametrize(("codec", "elements"), [(Codec.INT8, bytes([127, 1])), (Codec.INT4, bytes([0xF9]))])
+def test_receiver_refuses_a_scale_that_would_overflow(codec: Codec, elements: bytes, scale: float) -> None:
+    """Whole numbers are always finite; their scale need not be."""
+    data = np.float32(scale).tobytes() + elements
+    packet = TensorPacket(dtype="float32", shape=(2,), codec=codec, data=data)
     with pytest.raises(RemoteProtocolError, match="non-finite"):
         check_packet(packet, shape=(2,), dtype="float32")
 
@@ -229,3 +240,19 @@ def test_int8_costs_one_byte_an_element_and_a_scale_a_block() -> None:
     """The bar: numel x width + 1 % for rows of at least 400."""
     assert encode(torch.randn(8, 1024), Codec.INT8).num_bytes == 8 * 1024 + 8 * 4
     assert encode(torch.randn(100_000), Codec.INT8).num_bytes <= 1.01 * 100_000
+
+
+def test_int4_costs_half_a_byte_an_element_and_a_scale_a_block() -> None:
+    """An odd last one has a byte for itself."""
+    assert encode(torch.randn(8, 1024), Codec.INT4).num_bytes == 4 * 1024 + 8 * 4 * 4
+    assert encode(torch.randn(3, 5), Codec.INT4).num_bytes == 8 + 3 * 4
+
+
+@pytest.mark.parametrize(("byte", "at"), [(0x08, 4), (0x80, 4), (0xF8, 5)])
+def test_receiver_refuses_half_bytes_that_we_never_send(byte: int, at: int) -> None:
+    """0 stands for -8, which no scale gives; behind an odd last element there is nothing."""
+    packet = encode(torch.tensor([7.0, -7.0, 3.0]), Codec.INT4)
+    data = bytearray(packet.data)
+    data[at] = byte
+    with pytest.raises(RemoteProtocolError, match="non-finite"):
+        check_packet(replace(packet, data=data), shape=(3,), dtype="float32")

@@ -77,7 +77,9 @@ def test_data_of_another_length_than_announced_is_refused(packet, error):
     """A truncated tensor must not reach the decoder, which would read beyond it."""
     from protocols.messages import OuterExchange
 
-    header, data = encode(OuterExchange(stage=1, outer_step=2, packet=packet), run_id=RUN)
+    header, data = encode(
+        OuterExchange(stage=1, outer_step=2, pair_round=0, schema="s", packet=packet), run_id=RUN
+    )
     length = max(0, len(data) + error)
     if length != len(data):
         with pytest.raises(RemoteProtocolError, match="wrong-size"):
@@ -86,7 +88,7 @@ def test_data_of_another_length_than_announced_is_refused(packet, error):
 
 def test_another_run_and_another_protocol_are_told_apart():
     """The reasons are what a volunteer with an old release, or with the wrong RunSpec, must be told."""
-    message = OuterOffer(stage=1, outer_step=2, schema="abc")
+    message = OuterOffer(stage=1, outer_step=2, pair_round=0, microbatches=1)
     header, _ = encode(message, run_id="other-0123456789abcdef")
     assert refusal(header) == "other-run"
     newer = pb.Envelope(protocol=PROTOCOL_VERSION + 1, run_tag=run_tag(RUN))
@@ -121,7 +123,7 @@ def test_long_things_are_refused():
     long_path = pb.BoundaryActivation(key=key, path=path)
     assert refusal(envelope(boundary_activation=long_path)) == "path-too-long"
     assert refusal(envelope(undeliverable=pb.Undeliverable(key=key, unreachable="x" * 65))) == "bad-peer-id"
-    assert refusal(envelope(outer_offer=pb.OuterOffer(schema="x" * 65))) == "bad-word"
+    assert refusal(envelope(outer_exchange=pb.OuterExchange(schema="x" * 65))) == "bad-word"
     head = pb.TensorHead(dtype="float32", shape=[1] * 5, codec=pb.CODEC_RAW)
     assert refusal(envelope(outer_exchange=pb.OuterExchange(tensor=head))) == "too-many-dims"
     assert refusal(bytes(HEADER_BYTES_MAX + 1)) == "header-too-long"
@@ -148,8 +150,8 @@ def test_the_largest_round_plan_fits_the_header():
 @pytest.mark.parametrize(
     "message",
     [
-        OuterOffer(stage=-1, outer_step=0, schema=""),
-        OuterOffer(stage=1 << 64, outer_step=0, schema=""),
+        OuterOffer(stage=-1, outer_step=0, pair_round=0, microbatches=1),
+        OuterOffer(stage=1 << 64, outer_step=0, pair_round=0, microbatches=1),
         Release(keys=(WorkKey("a1", 1, 1), WorkKey("b2", 1, 1))),
         Undeliverable(key=WorkKey("a1", 1, 1), unreachable=None),  # type: ignore[arg-type]
         "not a message",
@@ -168,6 +170,6 @@ def test_an_empty_packet_has_no_bytes():
     from protocols.messages import OuterExchange
 
     packet = TensorPacket(dtype="float32", shape=(0,), codec=Codec.RAW, data=b"")
-    message = OuterExchange(stage=1, outer_step=2, packet=packet)
+    message = OuterExchange(stage=1, outer_step=2, pair_round=0, schema="s", packet=packet)
     header, data = encode(message, run_id=RUN)
     assert decode(header, run_id=RUN).finish(data) == message

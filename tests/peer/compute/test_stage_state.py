@@ -35,16 +35,16 @@ def test_a_resumed_replica_goes_on_bit_for_bit() -> None:
     runtime, resumed = StageRuntime(spec, 1), StageRuntime(spec, 1)
     for round_ in range(3):
         train(runtime, round_)
-    runtime.prepare_outer(1)
-    runtime.apply_outer(1, None)
+    runtime.prepare_outer(1, 0)
+    runtime.apply_outer(1, 0, None)
     tensors, meta = runtime.state_for_checkpoint()
     train(runtime, 3)  # the copy must not move with it
     resumed.load_checkpoint(tensors, meta)
     assert (resumed.round, resumed.outer_step, resumed.tokens_trained) == (3, 1, 3 * ROWS * TOKENS)
     train(resumed, 3)
     for replica in (runtime, resumed):
-        replica.prepare_outer(2)
-        replica.apply_outer(2, None)
+        replica.prepare_outer(2, 0)
+        replica.apply_outer(2, 0, None)
     assert_same(everything(runtime), everything(resumed))
 
 
@@ -70,8 +70,8 @@ def test_a_joiner_that_caught_up_goes_on_as_its_donor() -> None:
     donor, joiner = StageRuntime(spec, 1), StageRuntime(spec, 1)
     for round_ in range(3):
         train(donor, round_)
-    donor.prepare_outer(1)
-    donor.apply_outer(1, None)
+    donor.prepare_outer(1, 0)
+    donor.apply_outer(1, 0, None)
     train(joiner, 0, seed=77)  # whatever it did before
     joiner.forward(a_key(500), a_boundary(), train=True)
     assert joiner.recover(a_recovery(1, RecoverySource.CATCH_UP, a_donor(donor, WeightsKind.FULL)))
@@ -79,8 +79,8 @@ def test_a_joiner_that_caught_up_goes_on_as_its_donor() -> None:
     assert_same(everything(joiner), everything(donor))
     for runtime in (donor, joiner):
         train(runtime, 9)
-        runtime.prepare_outer(4)
-        runtime.apply_outer(4, None)
+        runtime.prepare_outer(4, 0)
+        runtime.apply_outer(4, 0, None)
     assert_same(everything(joiner), everything(donor))
 
 

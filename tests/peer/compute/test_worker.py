@@ -109,8 +109,8 @@ def test_every_action_of_a_middle_stage_gets_its_event(inbox: Inbox, start) -> N
         forward(1),
         backward(1),
         RunInnerStep(round=4),
-        PrepareOuter(outer_step=1),
-        RunOuterStep(outer_step=1, packet=None),
+        PrepareOuter(outer_step=1, pair_round=0, weight=1.0),
+        RunOuterStep(outer_step=1, pair_round=0, packet=None),
         TakeSnapshot(kind=WeightsKind.WEIGHTS, snapshot="s1"),
         RunRecovery(stage=1, source=RecoverySource.INITIAL, donors=(), round=0, outer_step=0),
     ):
