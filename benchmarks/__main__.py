@@ -8,7 +8,18 @@ from importlib import import_module
 
 from benchmarks.bars import save_section
 
-NAMES = ("throughput", "simulator", "wire", "skipping", "gpu", "planner", "live_paths")
+NAMES = (
+    "throughput",
+    "simulator",
+    "wire",
+    "skipping",
+    "gpu",
+    "planner",
+    "live_paths",
+    "averaging",
+    "recovery",
+    "chaos",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -34,6 +34,7 @@ VERBS = {
     "checkpoint": "local",
     "healthcheck": "local",
     "export": "model",
+    "average": "model",
     "generate": "model",
     "eval": "model",
     "identity": "machine",

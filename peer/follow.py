@@ -10,7 +10,7 @@ from typing import Any
 
 from peer.launch import LaunchError, LocalSwarm
 from peer.progress import Progress, ProgressTracker, in_words, live_table
-from peer.schedule import Schedule
+from peer.schedule import Misfortunes
 from peer.status import PeerStatus
 
 POLL_S = 0.5
@@ -54,7 +54,7 @@ class View:
             print(in_words(progress), flush=True)
 
 
-def follow(swarm: LocalSwarm, schedule: Schedule, tracker: ProgressTracker) -> Progress:
+def follow(swarm: LocalSwarm, schedule: Misfortunes, tracker: ProgressTracker) -> Progress:
     """Until the last round is done and validated, and all events are dealt with. LaunchError when rounds stop."""
     stall_limit_s = 2 * swarm.spec.liveness.round_s
     newest_round, moved_s = -1, time.monotonic()

@@ -52,6 +52,7 @@ class LocalPeer:
     log_path: Path
     client: ControlClient | None = None
     status: PeerStatus | None = None  # the newest that was read
+    is_frozen: bool = False  # stopped by `freeze`: it lives, and answers nothing
 
     @property
     def is_alive(self) -> bool:
@@ -105,6 +106,7 @@ class LocalSwarm:
         self.layout = dict(layout)
         self.folder = folder.resolve()
         self.peers: list[LocalPeer] = []
+        self._num_added = 0
         self._settings = dict(settings or {})
         self._enter = enter
         self.runtime_dir = self.folder / "run"
@@ -132,9 +134,13 @@ class LocalSwarm:
             self.add(stage)
         self.wait_serving(self.peers, max(deadline_s - time.monotonic(), 1.0))
 
-    def add(self, stage: int | None = None) -> LocalPeer:
-        """Start one more peer; stage None: where the swarm needs one. Does not wait for it."""
-        label = f"p{len(self.peers):02d}"
+    def add(self, stage: int | None = None, *, data_dir: Path | None = None) -> LocalPeer:
+        """Start one more peer; stage None: where the swarm needs one. Does not wait for it.
+
+        With the `data_dir` of a peer that has ended it comes back as that peer, identity and checkpoints and all.
+        """
+        label = f"p{self._num_added:02d}"
+        self._num_added += 1
         log_path = self.folder / "logs" / f"{label}.log"
         log_path.parent.mkdir(parents=True, exist_ok=True)
         fields: dict[str, Any] = {
@@ -145,7 +151,7 @@ class LocalSwarm:
             "use_relay": False,
             "auto_nat": False,
             "startup_timeout_s": START_TIMEOUT_S,
-            "data_dir": self.folder / label,
+            "data_dir": data_dir or self.folder / label,
             "runtime_dir": self.runtime_dir,
             "threads": 1,
             "device": "cpu",
@@ -196,7 +202,11 @@ class LocalSwarm:
     def poll(self) -> list[LocalPeer]:
         """Peers that answered just now, their `status` fresh. All are asked at once."""
         self._connect()
-        asked = [(peer, peer.client.begin_status()) for peer in self.peers if peer.client and peer.is_alive]
+        asked = [
+            (peer, peer.client.begin_status())
+            for peer in self.peers
+            if peer.client and peer.is_alive and not peer.is_frozen
+        ]
         answered = []
         for peer, collect in asked:
             status = collect()
@@ -250,10 +260,30 @@ class LocalSwarm:
         os.kill(victim.process.pid, signal.SIGKILL)
         victim.process.join()
 
+    def freeze(self, peer: LocalPeer) -> None:
+        """SIGSTOP: its connections stay open and its libp2p daemon goes on, but nobody is at home."""
+        assert peer.process.pid is not None, "it was started"
+        os.kill(peer.process.pid, signal.SIGSTOP)
+        peer.is_frozen = True
+
+    def thaw(self, peer: LocalPeer) -> None:
+        if peer.is_frozen and peer.is_alive:
+            assert peer.process.pid is not None, "it was started"
+            os.kill(peer.process.pid, signal.SIGCONT)
+        peer.is_frozen = False
+
+    def forget(self, ended: LocalPeer) -> None:
+        """Give back what a peer that has ended still holds here: a launcher may see hundreds come and go."""
+        self.peers.remove(ended)
+        if ended.client is not None:
+            ended.client.close()
+        ended.process.close()
+
     def stop(self) -> None:
         """All leave; who has not left in time is killed."""
         living = [peer for peer in self.peers if peer.is_alive]
         for peer in living:
+            self.thaw(peer)
             peer.process.terminate()
         deadline_s = time.monotonic() + LEAVE_TIMEOUT_S
         for peer in living:

@@ -11,7 +11,6 @@ from protocols.core import PeerCore
 from protocols.events import Event, PingDone, SendFailed
 from protocols.swarm import PeerId
 
-
 OTHERS_CALLED = 3  # each time: a swarm of dozens is measured within a minute or two
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from peer.launch import LocalPeer, LocalSwarm
 from peer.status import PeerStatus
@@ -21,6 +22,19 @@ ROUNDS_GO_ON = 2  # rounds finished after a loss: one of them may have been all 
 _EVENT = re.compile(
     r"(?P<verb>kill|leave|join)(?:\s+stage=(?P<stage>\d+))?(?:\s+replica=(?P<replica>\d+))?\s+at\s+round=(?P<round>\d+)"
 )
+
+
+class Misfortunes(Protocol):
+    """What shall happen to a swarm, as its follower sees it: a `Schedule`, or `peer.chaos.Chaos`."""
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing that has happened is still to be dealt with."""
+        ...
+
+    def advance(self, now: float) -> list[str]:
+        """Called after each poll; lines about what has just happened."""
+        ...
 
 
 class Verb(str, Enum):

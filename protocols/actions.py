@@ -107,7 +107,7 @@ class TakeSnapshot:
 class RecoverySource(str, Enum):
     """Where a stage's weights come from; the names of the rungs."""
 
-    INITIAL = "initial"  # nobody has trained yet: seeded initial weights
+    INITIAL = "initial"  # nobody has trained yet: seeded initial weights, or the own checkpoint
     CATCH_UP = "catch-up"  # a sibling's snapshot
     MERGE = "merge"  # CheckFree mix of both neighbours
     COPY = "copy"  # the one neighbour there is
@@ -207,7 +207,7 @@ class RoundFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterFinished:
-    """A pair round of an outer step is over, `waited_s` after the step fell due. `apart` and `cosine`: OuterStepDone."""
+    """A pair round is over, `waited_s` after its outer step fell due. `apart` and `cosine`: see OuterStepDone."""
 
     outer_step: int
     with_partner: bool

@@ -34,6 +34,9 @@ class Donor:
         self._waiting: dict[WeightsKind, list[PeerId]] = {}
         self._taking: dict[WeightsKind, str] = {}  # the snapshot that is being taken for them
         self._leases: Timers[str] = Timers()
+        self._since: dict[
+            str, int
+        ] = {}  # own round when it was taken; a round without work leaves the weights' behind
         self._num_taken = 0
         self.stage: int | None = None
         self.round = 0
@@ -61,7 +64,7 @@ class Donor:
 
     def _young(self, kind: WeightsKind) -> Iterator[SnapshotTaken]:
         for taken in self._snapshots.values():
-            if taken.kind is kind and self.round - taken.round <= SNAPSHOT_FRESH_ROUNDS:
+            if taken.kind is kind and self.round - self._since[taken.snapshot] <= SNAPSHOT_FRESH_ROUNDS:
                 yield taken
 
     def _serve(self, sender: PeerId, request: WeightsRequest, now: float) -> Send:
@@ -105,6 +108,7 @@ class Donor:
             return []  # of the stage that was left meanwhile
         del self._taking[taken.kind]
         self._snapshots[taken.snapshot] = taken
+        self._since[taken.snapshot] = self.round
         waiters = self._waiting.pop(taken.kind, [])
         self._leases.set(taken.snapshot, now + SNAPSHOT_LEASE_S)
         served: list[Action] = [self._chunk(waiter, taken, 0, now) for waiter in waiters]
@@ -118,12 +122,14 @@ class Donor:
     def on_deadline(self, now: float) -> None:
         for snapshot in self._leases.pop_due(now):
             self._snapshots.pop(snapshot, None)
+            self._since.pop(snapshot, None)
 
     def forget(self) -> None:
         """The stage is about to change."""
         for snapshot in list(self._snapshots):
             self._leases.clear(snapshot)
         self._snapshots.clear()
+        self._since.clear()
         self.on_failed()
 
     def check_invariants(self) -> None:

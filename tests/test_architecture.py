@@ -17,7 +17,9 @@ FUNCTION_LINES_MAX = 60
 MACHINE_METHOD_LINES_MAX = 30  # a decision must fit on a screen with its reasons
 PRODUCT = ("protocols", "dht", "peer")
 # The tensor maths, and the check of foreign tensors that the transport makes before the core hears of them.
-NEEDS_TORCH = {"protocols.tensor_codec", "protocols.noloco", "protocols.checkfree", "protocols.admission"}
+NEEDS_TORCH = {
+    "protocols.tensor_codec", "protocols.topk_codec", "protocols.noloco", "protocols.checkfree", "protocols.admission",
+}  # fmt: skip
 # Each of these runs what the bytes say: https://docs.python.org/3/library/pickle.html, first warning.
 MODULES_THAT_RUN_BYTES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 CALLS_THAT_RUN_BYTES = {

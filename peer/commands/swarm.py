@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from protocols.errors import ConfigError
+
 EXIT_INTERRUPTED = 130
 
 
@@ -30,6 +32,17 @@ def up(
     log_dir: Annotated[
         Path | None, typer.Option(help="Folder for the peers' logs, identities and checkpoints.")
     ] = None,
+    chaos: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="SEED",
+            help="Kill, freeze and restart random peers, at moments that the seed draws.",
+        ),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="With --chaos: train once more undisturbed, and compare losses.")
+    ] = False,
 ) -> None:
     """Train on this machine alone: a local swarm of peers as processes, until the run's last round or Ctrl-C."""
     from peer.follow import follow
@@ -41,9 +54,18 @@ def up(
     spec = read_run_file(run)
     layout = parse_layout(peers) if peers else dict.fromkeys(range(spec.num_stages), 1)
     planned = parse_events(events)
+    if chaos is not None and planned:
+        raise ConfigError("--chaos and --events both say what shall happen: give one of them")
+    if compare and chaos is None:
+        raise ConfigError("--compare tells what chaos costs: give --chaos SEED as well")
     folder = log_dir or Path(tempfile.mkdtemp(prefix="gossamer-"))
-    swarm = LocalSwarm(spec, layout, folder)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))  # so that `with` stops the peers
+    if chaos is not None:
+        from peer.chaos import Rates
+        from peer.chaos_run import run_chaos
+
+        return run_chaos(spec, layout, folder, chaos, rates=Rates(), compare=compare, say=typer.echo)
+    swarm = LocalSwarm(spec, layout, folder)
     typer.echo(f"run {spec.run_id}: {sum(layout.values())} peers, logs in {swarm.folder / 'logs'}")
     with swarm:
         typer.echo(f"all peers serve; see them with `gossamer status --runtime-dir {swarm.runtime_dir}`")

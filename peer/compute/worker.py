@@ -19,7 +19,6 @@ from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
-from peer.compute.os_hints import ask_for_long_slice, keep_freed_memory
 from peer.compute.stage_runtime import StageRuntime
 from protocols.actions import (
     DropStash,
@@ -131,8 +130,6 @@ class ComputeWorker:
     # ---- in the thread ----
 
     def _work(self) -> None:
-        ask_for_long_slice()
-        keep_freed_memory()
         while not self._closing.is_set():
             try:
                 *_, job = self._queue.get(timeout=IDLE_BEAT_S)

@@ -29,8 +29,8 @@ from peer.data import load_data
 from peer.follow import follow
 from peer.launch import LaunchError, LocalSwarm
 from peer.pointers import find_peers
-from peer.run_file import write_run_file
 from peer.progress import ProgressTracker
+from peer.run_file import write_run_file
 from peer.schedule import Schedule, parse_events
 from protocols.errors import ConfigError
 from protocols.run_spec import RunSpec, preset

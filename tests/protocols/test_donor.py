@@ -116,3 +116,13 @@ def test_a_snapshot_that_failed_can_be_asked_for_again(donor: Donor):
     donor.on_request("c2", request(), 0.0)
     donor.on_failed()
     assert donor.on_request("c2", request(), 1.0) == [TakeSnapshot(kind=WeightsKind.FULL, snapshot="c1-2")]
+
+
+def test_a_snapshot_of_weights_that_were_left_behind_is_young_all_the_same(donor: Donor):
+    """Who had no work in some rounds jumps over them: the swarm is at round 13, its weights have seen none."""
+    donor.round = 13
+    donor.on_request("c2", request(), 0.0)
+    donor.on_taken(taken(round_=0), 1.0)
+    assert donor.on_request("c3", request(), 2.0) == [chunk("c3", 0)]
+    donor.round = 13 + SNAPSHOT_FRESH_ROUNDS + 1
+    assert donor.on_request("c4", request(), 3.0) == [TakeSnapshot(kind=WeightsKind.FULL, snapshot="c1-2")]
