@@ -17,6 +17,7 @@ NAMES = (
     "planner",
     "live_paths",
     "averaging",
+    "exchange",
     "recovery",
     "chaos",
 )
