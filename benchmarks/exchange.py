@@ -54,8 +54,8 @@ class Exchanged:
 
 def exchange_spec(replicas: int) -> RunSpec:
     fields = preset("pico", f"exchange-{replicas}", seed=SEED).model_dump()
-    fields["rounds"] |= {"rows": 2, "seq_len": 64, "microbatches": 2 * replicas, "window": 2 * replicas, "eval_every": 0,
-                         "slots": 4, "total_rounds": 1_000_000, "start_replicas": 1}  # fmt: skip
+    fields["rounds"] |= {"rows": 2, "seq_len": 64, "microbatches": 2 * replicas, "window": 2 * replicas,
+                         "eval_every": 0, "slots": 4, "total_rounds": 1_000_000, "start_replicas": 1}  # fmt: skip
     fields["outer"] |= {"inner_steps": 4}
     fields["liveness"] |= {"heartbeat_s": 2.0, "record_ttl_s": 8.0, "view_poll_s": 1.0, "ping_s": 2.0,
                            "exchange_s": EXCHANGE_S}  # fmt: skip
