@@ -52,7 +52,6 @@ class ProgressTracker:
     def __init__(self, num_stages: int) -> None:
         self._num_stages = num_stages
         self._tokens_of: dict[PeerId, int] = {}
-        self.tokens_at: dict[int, int] = {}  # by round, as seen first
         self._marks: deque[tuple[float, int, int]] = deque()  # (now, round, tokens)
 
     def update(self, statuses: Sequence[PeerStatus], now: float) -> Progress:
@@ -64,7 +63,6 @@ class ProgressTracker:
         losses = [status.loss for status in originators if status.loss is not None]
         validation = merge_validation(originators)
         tokens = sum(self._tokens_of.values())
-        self.tokens_at.setdefault(round_, tokens)
         tokens_per_s, rounds_per_s = self._rates(now, round_, tokens)
         return Progress(
             round=round_,
