@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.averaging_team import LEARNING_RATE, ROWS, SEQ_LEN
+from benchmarks.chain import train_along, whole_model
 from benchmarks.skipping import Chain
 from peer.compute.stage_runtime import StageRuntime
 from peer.config import HostConfig
@@ -77,33 +78,14 @@ def routed(spec: RunSpec, count: int, *, is_random: bool, held_out_batches: int)
         for number, column in enumerate(columns):
             batch = data.sample(spec.seed, round_number, f"replica-{number}", 0, size.rows, size.seq_len)
             path = [columns[relays[number]][stage] for stage, relays in enumerate(relays_of_stage, start=1)]
-            _train([column[0], *path], WorkKey(f"replica-{number}", round_number, 1), batch)
+            train_along([column[0], *path], WorkKey(f"replica-{number}", round_number, 1), batch)
         for runtime in (runtime for column in columns for runtime in column):
             runtime.inner_step(round_number)
     held_out = _held_out(data, held_out_batches)
     return Routed(
-        single=fmean(_loss(_model(spec, column), spec, held_out) for column in columns),
+        single=fmean(_loss(whole_model(spec, column), spec, held_out) for column in columns),
         spread=_spread([torch.cat([runtime.flat.weights for runtime in column]) for column in columns]),
     )
-
-
-def _train(path: Sequence[StageRuntime], key: WorkKey, batch: Batch) -> None:
-    """One microbatch there and back."""
-    first, *relays = path
-    first.put_batch(key, *batch)
-    packet = first.forward(key, None, train=True)
-    for relay in relays:
-        packet = relay.forward(key, packet, train=True)
-    _, gradient = first.loss(key, packet, train=True)
-    for runtime in (*reversed(relays), first):
-        assert gradient is not None, "every hop but the last hands one on"
-        gradient = runtime.backward(key, gradient)
-
-
-def _model(spec: RunSpec, column: Sequence[StageRuntime]) -> Llama:
-    model = Llama(spec.model)
-    model.load_state_dict({name: w for runtime in column for name, w in runtime.weights().items()})
-    return model
 
 
 def _spread(weights: Sequence[Tensor]) -> float:

@@ -173,8 +173,7 @@ class Averaging:
         """The fragment whose turn it is: its slow weights move, and its fast weights become what they are then."""
         if self._way.has_changes:
             self._exchange_changes(outer_step)
-        size, count, index = len(self._phi[0]), self._outer.fragments, self._outer.fragment(outer_step)
-        part = slice(index * size // count, (index + 1) * size // count)
+        part = self._outer.part(outer_step, len(self._phi[0]))
         phi, theta, delta = ([one[part] for one in all_] for all_ in (self._phi, self._fast, self._delta))
         state = list(zip(phi, theta, delta, strict=True))
         reaches = [noloco.reach(self._outer, phi=p, theta=t, delta=d) for p, t, d in state]

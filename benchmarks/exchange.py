@@ -7,7 +7,6 @@ recorders: from an outer step's due time until it is applied, training going on 
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.bars import Bar, Report
+from peer.flights import lines_of
 from peer.launch import LocalPeer, LocalSwarm
 from protocols.admission import stage_parameters
 from protocols.run_spec import RunSpec, preset
@@ -185,8 +185,8 @@ def joining() -> Joined:
         serve = all(_serves(peer) for peer in joiners)
         donors = {
             line["detail"].rsplit(" ", 1)[-1]
-            for _, line in recorded(swarm)
-            if line.get("name") == "recovery-started" and "catch-up" in line["detail"]
+            for _, line in recorded(swarm, "Count")
+            if line["name"] == "recovery-started" and "catch-up" in line["detail"]
         }
     return Joined(seconds=seconds if serve else float("inf"), donors=len(donors), rate_share=during / before)
 
@@ -208,16 +208,10 @@ def _rate(swarm: LocalSwarm, seconds: float) -> float:
 # ---- flight recorders ------------------------------------------------------------------------------------------------
 
 
-def recorded(swarm: LocalSwarm) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Peer's folder and line; a killed peer may have left half of one."""
-    for file in sorted(swarm.folder.glob("*/flight.jsonl*")):
-        with file.open(encoding="utf-8") as lines:
-            for line in lines:
-                if '"OuterFinished"' in line or '"recovery-started"' in line:
-                    try:
-                        yield file.parent.name, json.loads(line)
-                    except ValueError:
-                        continue
+def recorded(swarm: LocalSwarm, what: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Peer's folder and line."""
+    for place in sorted({file.parent for file in swarm.folder.glob("*/flight.jsonl*")}):
+        yield from ((place.name, line) for line in lines_of(place, (what,)))
 
 
 def averaged(swarm: LocalSwarm) -> list[Averaged]:
@@ -226,7 +220,7 @@ def averaged(swarm: LocalSwarm) -> list[Averaged]:
     found = [
         Averaged(at_s=line["now"], peer=folder, outer_step=line["outer_step"], with_partner=line["with_partner"],
                  apart=line["apart"], waited_s=line["waited_s"])
-        for folder, line in recorded(swarm)
-        if line["what"] == "OuterFinished" and folder in middle
+        for folder, line in recorded(swarm, "OuterFinished")
+        if folder in middle
     ]  # fmt: skip
     return sorted(found, key=lambda each: each.at_s)

@@ -14,7 +14,6 @@ averaging between replicas is put off, it concerns no path.
 from __future__ import annotations
 
 import csv
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -27,6 +26,7 @@ from typing import Any
 
 from benchmarks.bars import Bar, Report
 from benchmarks.lab import Lab, Link, all_pairs, why_not
+from peer.flights import WANTED, lines_of
 from peer.launch import LocalSwarm
 from protocols.run_spec import RunSpec, preset
 
@@ -197,15 +197,10 @@ def local_swarm(lab: Lab, spec: RunSpec, hosts: Sequence[int], folder: Path) -> 
 # ---- flight recorders ------------------------------------------------------------------------------------------------
 
 
-def read_lines(file: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines only: the peer may be writing one."""
-    with file.open(encoding="utf-8") as lines:
-        yield from (json.loads(line) for line in lines if line.endswith("\n"))
-
-
 def originators(folder: Path) -> list[list[dict[str, Any]]]:
     """What the originators below `folder` have recorded."""
-    recorded = [list(read_lines(file)) for file in sorted(folder.glob("*/*/flight.jsonl"))]
+    places = sorted({file.parent for file in folder.glob("*/*/flight.jsonl*")})
+    recorded = [list(lines_of(place, WANTED)) for place in places]
     return [lines for lines in recorded if any(line["what"] == "MicrobatchFinished" for line in lines)]
 
 

@@ -17,11 +17,11 @@ from typing import Any, Protocol
 
 import torch
 
+from benchmarks.failures import CONVERGENCE_SEED, StageLoss, stage_losses
 from benchmarks.recovery_base import SMOOTHED, Base
 from benchmarks.recovery_rules import ExactEnds, Ladder, Rule, Rung, rebuild
 from benchmarks.recovery_trainer import Trainer
 from protocols.checkfree import is_swapped, swapped_order
-from protocols.failures import CONVERGENCE_SEED, StageLoss, stage_losses
 
 RATES: dict[str, Any] = json.loads(
     (Path(__file__).with_name("data") / "checkfree_rates.json").read_text("utf-8")

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bars import Bar, Report
+from benchmarks.chain import train_along, whole_model
 from peer.compute.stage_runtime import StageRuntime
 from peer.config import HostConfig
 from peer.data import load_data
@@ -185,16 +186,7 @@ class Chain:
         """One microbatch there and back; the loss."""
         self._counter += 1
         key = WorkKey(ORIGINATOR, self._counter, 1)
-        first, *relays = (self._stages[stage] for stage in order)
-        first.put_batch(key, tokens_BL, targets_BL)
-        packet = first.forward(key, None, train=True)
-        for relay in relays:
-            packet = relay.forward(key, packet, train=True)
-        loss, gradient = first.loss(key, packet, train=True)
-        for runtime in (*reversed(relays), first):
-            assert gradient is not None, "every hop but the last hands one on"
-            gradient = runtime.backward(key, gradient)
-        return loss
+        return train_along([self._stages[stage] for stage in order], key, (tokens_BL, targets_BL))
 
     def step(self, round_number: int) -> None:
         for runtime in self._stages:
@@ -202,6 +194,4 @@ class Chain:
 
     def model(self) -> Llama:
         """A copy of what the stages hold."""
-        model = Llama(self._spec.model)
-        model.load_state_dict({n: w for runtime in self._stages for n, w in runtime.weights().items()})
-        return model
+        return whole_model(self._spec, self._stages)

@@ -7,7 +7,7 @@ peers, so the dead are heard as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-WANTED = ('"MicrobatchFinished"', '"RoundFinished"', '"Count"')  # a hundredth of all lines
+WANTED = ("MicrobatchFinished", "RoundFinished", "Count")  # a hundredth of all lines
 TAIL = 6  # characters of a peer id that names a peer in logs and counts
 
 
@@ -97,7 +97,7 @@ def read_flights(folder: Path) -> Flights:
     for place in sorted({path.parent for path in folder.glob("*/flight.jsonl*")}):
         ends_s: list[float] = []
         originates = False
-        for line in _lines(place):
+        for line in lines_of(place, WANTED):
             match line["what"]:
                 case "RoundFinished":
                     ends_s.append(line["now"])
@@ -115,21 +115,22 @@ def read_flights(folder: Path) -> Flights:
     )
 
 
-def _lines(place: Path) -> Iterator[dict[str, Any]]:
-    """Oldest first: `.2`, `.1`, then the file that is being written."""
+def lines_of(place: Path, whats: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """What one peer has recorded of these events and actions. Oldest first: `.2`, `.1`, then the file being written."""
     for file in sorted(place.glob("flight.jsonl*"), key=lambda file: file.name, reverse=True):
         with file.open(encoding="utf-8") as lines:
-            yield from _wanted(lines)
+            yield from _wanted(lines, whats)
 
 
-def _wanted(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+def _wanted(lines: Iterable[str], whats: Sequence[str]) -> Iterator[dict[str, Any]]:
+    words = [f'"{what}"' for what in whats]
     for line in lines:
-        if any(word in line for word in WANTED):
+        if any(word in line for word in words):
             try:
                 told = json.loads(line)
             except ValueError:
-                continue  # cut off by a kill, or glued to such a line
-            if f'"{told["what"]}"' in WANTED:
+                continue  # cut off by a kill, or glued to such a line, or being written
+            if told["what"] in whats:
                 yield told
 
 

@@ -107,14 +107,13 @@ def take_in(download: Download, chunk: WeightsChunk, bytes_max: int) -> bool:
         return False
     if chunk.count == 0 or chunk.packet is None:
         raise DonorFailed("refuses", again=True)
-    if chunk.index != len(download.packets) or (first is not None and chunk.snapshot != first.snapshot):
+    if not download.expects(chunk):
         return False
     if first is not None and (chunk.count, chunk.sha256) != (first.count, first.sha256):
         raise DonorFailed("contradicts itself")
     if num_bytes(download) + chunk.packet.num_bytes > bytes_max:
         raise DonorFailed("sends too much")
-    download.first = first or chunk
-    download.packets.append(chunk.packet)
+    download.add(chunk)
     return True
 
 

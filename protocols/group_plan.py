@@ -74,12 +74,7 @@ class PlanProblem:
         )
         return replace(instance, waves=max(instance.waves, self._waves(rules)))
 
-    def drift(self, since: PlanProblem) -> float:
-        """How much the costs of hops, there and back, have changed, as a share of them. Of the same members."""
-        old_NN, new_NN = since._there_and_back_s(), self._there_and_back_s()
-        return float(np.abs(new_NN - old_NN).sum() / max(old_NN.sum(), 1e-12))
-
-    def _there_and_back_s(self) -> Floats:
+    def there_and_back_s(self) -> Floats:
         """[from, to]: the link twice, and a forward and a backward pass at its end."""
         return 2 * np.array(self._link_s()) + (1 + BACKWARD_FACTOR) * np.array(self._forward_s())
 
@@ -167,6 +162,7 @@ class GroupPlan:
     plan: Plan | None = None
     _own: tuple[Path, ...] = ()
     _of: PlanProblem | None = None  # what `plan` was made for
+    _costs_NN: Floats | None = None  # its costs, once they are asked for
     _asked: PlanProblem | None = None
     _is_on: bool = field(init=False)
     _seen: SwarmView | None = None
@@ -194,6 +190,7 @@ class GroupPlan:
         if event.problem is not self._asked:
             return []
         self._asked, self._of, self.plan = None, event.problem, event.plan
+        self._costs_NN = None
         if event.plan is None:
             self._own = ()
             return [Count(name="plan-failed", detail=event.reason, notable=True)]
@@ -225,7 +222,12 @@ class GroupPlan:
     def _is_news(self, problem: PlanProblem, now: float) -> bool:
         if self._of is None or problem.members != self._of.members:
             return True
-        return now >= self._look_again_s and problem.drift(self._of) > DRIFT_SHARE
+        if now < self._look_again_s:
+            return False
+        if self._costs_NN is None:
+            self._costs_NN = self._of.there_and_back_s()
+        changed_s = np.abs(problem.there_and_back_s() - self._costs_NN).sum()
+        return bool(changed_s > DRIFT_SHARE * self._costs_NN.sum())
 
 
 def group_problem(view: SwarmView, spec: RunSpec, me: PeerId, costs: Costs) -> PlanProblem | None:

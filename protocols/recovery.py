@@ -55,6 +55,17 @@ class Download:
     def is_whole(self) -> bool:
         return self.first is not None and len(self.packets) == self.first.count
 
+    def expects(self, chunk: WeightsChunk) -> bool:
+        """It is the next one; False: a late answer to an older question."""
+        return chunk.index == len(self.packets) and (
+            self.first is None or chunk.snapshot == self.first.snapshot
+        )
+
+    def add(self, chunk: WeightsChunk) -> None:
+        assert chunk.packet is not None, "a refusal is no part of a state"
+        self.first = self.first or chunk
+        self.packets.append(chunk.packet)
+
     def request(self) -> Send:
         snapshot = self.first.snapshot if self.first is not None else ""
         wanted = WeightsRequest(kind=self.kind, stage=self.stage, snapshot=snapshot, index=len(self.packets))
@@ -156,11 +167,9 @@ class Recovery:
         is_of_another = chunk.stage != download.stage or chunk.kind is not download.kind
         if chunk.count == 0 or chunk.packet is None or is_of_another:
             return self._next_donor(sender, "cannot serve", outlook, now)
-        first = download.first
-        if chunk.index != len(download.packets) or (first is not None and chunk.snapshot != first.snapshot):
-            return []  # a late answer to an older question
-        download.first = first or chunk
-        download.packets.append(chunk.packet)
+        if not download.expects(chunk):
+            return []
+        download.add(chunk)
         self._timers.set("chunk", now + CHUNK_LIMIT_S)
         if not download.is_whole:
             return [download.request()]

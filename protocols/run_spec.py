@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from protocols.errors import ConfigError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 GAMMA_SAFETY_SHARE = 0.9  # of the stability bound for pairs among many replicas
 
@@ -149,6 +149,11 @@ class OuterSpec(_Part):
     def fragment(self, outer_step: int) -> int:
         """Whose turn it is."""
         return outer_step % self.fragments
+
+    def part(self, outer_step: int, size: int) -> slice:
+        """Where that fragment lies in a flat vector: one of nearly equal cuts."""
+        index = self.fragment(outer_step)
+        return slice(index * size // self.fragments, (index + 1) * size // self.fragments)
 
     @model_validator(mode="after")
     def _stable(self) -> OuterSpec:

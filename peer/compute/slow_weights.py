@@ -44,16 +44,11 @@ class SlowWeights:
         self.weights = fast_weights.clone()
         self.momentum = torch.zeros_like(fast_weights)
 
-    def _fragment(self, outer_step: int) -> slice:
-        """Whose turn it is: one of nearly equal cuts."""
-        index, count, size = self._spec.fragment(outer_step), self._spec.fragments, len(self.weights)
-        return slice(index * size // count, (index + 1) * size // count)
-
     def prepare(
         self, outer_step: int, pair_round: int, fast_weights: Tensor, *, weight: float = 1.0
     ) -> TensorPacket:
         """Our half, from the weights of this moment."""
-        part = self._fragment(outer_step)
+        part = self._spec.part(outer_step, len(self.weights))
         phi, theta = self.weights[part], fast_weights[part].clone()
         if pair_round == 0:
             delta = self.momentum[part]
@@ -70,7 +65,7 @@ class SlowWeights:
         self, outer_step: int, pair_round: int, fast_weights: Tensor, packet: TensorPacket | None
     ) -> Outcome:
         """Take the step, moving `fast_weights` in place; alone without a half, or with one that is not fit."""
-        part = self._fragment(outer_step)
+        part = self._spec.part(outer_step, len(self.weights))
         prepared, self._prepared = self._prepared, None
         his = None
         if prepared is not None and prepared.step == (outer_step, pair_round):

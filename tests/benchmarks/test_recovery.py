@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import recovery, recovery_outages, recovery_trainer
+from benchmarks.failures import StageLoss
 from benchmarks.recovery_base import last_validations
 from benchmarks.recovery_churn import (
     ITERATION_S,
@@ -34,7 +35,6 @@ from peer.evaluate import evaluate
 from peer.model.llama import Llama
 from peer.model.stage import renumbered
 from protocols.checkfree import mix, swapped_order
-from protocols.failures import StageLoss
 
 SMALL = replace(
     TINY,

@@ -36,7 +36,7 @@ from dht.records import (
 )
 from protocols.coordinates import Coordinate
 from protocols.errors import LocalProtocolError, RemoteProtocolError
-from protocols.run_spec import preset
+from protocols.run_spec import PROTOCOL_VERSION, preset
 from protocols.swarm import PeerInfo, PeerState
 
 RUN = "demo-0123456789abcdef"
@@ -67,7 +67,7 @@ peer_records = st.builds(
     PeerRecord,
     info=peer_infos,
     software_version=st.from_regex(r"\A[0-9A-Za-z.+_-]{1,32}\Z"),
-    protocol_version=st.just(1),
+    protocol_version=st.just(PROTOCOL_VERSION),
     maddrs=st.lists(_maddrs, max_size=MADDRS_MAX).map(tuple),
     tokens_trained=_counts,
     loss=st.none() | st.floats(-1e6, 1e6),
@@ -105,7 +105,7 @@ def test_record_of_somebody_else_is_refused(a_record):
 def test_record_of_another_protocol_version_is_told_apart_from_garbage(a_record):
     """The newer one may have more fields: the version is looked at first."""
     fields = msgpack.unpackb(encode_peer(a_record(PEER)))
-    newer = msgpack.packb([2, *fields[1:], "a field of the future"])
+    newer = msgpack.packb([PROTOCOL_VERSION + 1, *fields[1:], "a field of the future"])
     with pytest.raises(RemoteProtocolError) as caught:
         parse_peer(newer, owner=PEER)
     assert caught.value.reason == "record-version"

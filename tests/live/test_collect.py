@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from peer.launch import LocalPeer, LocalSwarm
 from peer.replicas import BEST, stage_shapes
 from peer.run_file import write_run_file
 from protocols.run_spec import preset
+from tests.live.until import wait_until
 
 ROUNDS = 13  # the last outer step is due at 10: when all are at the end, nobody's weights change any more
 SPEC = preset(
@@ -29,13 +29,6 @@ SPEC = preset(
     rounds=dict(total_rounds=ROUNDS, rows=2, microbatches=6, eval_every=0),
     liveness=dict(heartbeat_s=1.0, record_ttl_s=6.0, view_poll_s=1.0, ping_s=1.0),
 )
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

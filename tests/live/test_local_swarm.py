@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from peer.schedule import Schedule, parse_events
 from protocols.errors import ConfigError
 from protocols.run_spec import RunSpec, preset
 from protocols.swarm import PeerState
+from tests.live.until import wait_until
 
 LIVENESS = dict(heartbeat_s=1.0, record_ttl_s=6.0, view_poll_s=1.0, ping_s=1.0)
 QUIET = ["--no-auto-nat", "--no-use-relay", "--threads", "1", "--device", "cpu"]
@@ -44,13 +45,6 @@ GOSSAMER = [sys.executable, "-m", "peer"]
 
 def a_spec(total_rounds: int = 1000, **rounds: Any) -> RunSpec:
     return preset("pico", "live", rounds=dict(total_rounds=total_rounds, rows=2, **rounds), liveness=LIVENESS)
-
-
-def wait_until(is_so: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
-        time.sleep(0.05)
 
 
 def family(pid: int) -> list[psutil.Process]:

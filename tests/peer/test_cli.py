@@ -93,7 +93,7 @@ def test_a_run_of_another_protocol_is_refused_with_code_4(capsys: pytest.Capture
     path = tmp_path / "run.json"
     write_run_file(path, preset("pico"), Identity.load_or_create(tmp_path / "owner.key"))
     content = json.loads(path.read_text())
-    content["spec"]["protocol_version"] = 2
+    content["spec"]["protocol_version"] = 3
     path.write_text(json.dumps(content))
     code, _, err = run(capsys, "join", "--run", str(path), "--new-swarm")
     assert code == 4

@@ -58,7 +58,7 @@ def test_a_stranger_cannot_sign_in_the_owners_name(tmp_path: Path, owner: Identi
 
 def test_a_run_of_another_protocol_is_refused_with_the_remedy(tmp_path: Path, owner: Identity):
     spec = {**preset("pico").model_dump(mode="json"), "protocol_version": 99}
-    with pytest.raises(RunRefused, match="protocol 99, this release 1: install"):
+    with pytest.raises(RunRefused, match="protocol 99, this release 2: install"):
         read(tmp_path, edited(owner, spec=spec))
 
 

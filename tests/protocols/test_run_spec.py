@@ -61,7 +61,7 @@ def test_all_faults_are_told_at_once():
         ({"num_stages": 4}, "cannot be cut into 3 equal stages"),
         ({"rounds": {"seq_len": 4096}}, "seq_len exceeds"),
         ({"paths": {"path_stages": 9}}, "path_stages exceeds"),
-        ({"protocol_version": 9}, "this release speaks 1"),
+        ({"protocol_version": 9}, "this release speaks 2"),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_reason(changes: dict, said: str):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.failures import StageLoss, probability_of_iteration, published_schedule, stage_losses
 from protocols.errors import LocalProtocolError
-from protocols.failures import StageLoss, probability_of_iteration, published_schedule, stage_losses
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 NEVER, REPLICAS, STAGES = 501, 3, 7
