@@ -80,7 +80,7 @@ def demo(
         int | None, typer.Option(help="Fewer rounds than the whole job, for a quick look.")
     ] = None,
 ) -> None:
-    """The whole story in about 5 minutes: train, lose peers, recover, compare, export, write text."""
+    """The whole story in under 4 minutes: train, lose peers, recover, compare, export, write text."""
     from peer.demo import TOTAL_ROUNDS, run_demo
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_INTERRUPTED))

@@ -1,4 +1,4 @@
-"""F2 on a shorter run: the main job itself, nine processes, two kills and a newcomer, on the real text."""
+"""F2: the main job itself, nine processes, two kills and a newcomer, on the real text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from peer.config import HostConfig
 from peer.data import load_data
-from peer.demo import RATIO_MAX, make_spec, run_demo
+from peer.demo import RATIO_MAX, TOTAL_ROUNDS, make_spec, run_demo
 
-ROUNDS = 100  # the whole job has 750, and its yardstick is a bigram model
+ROUNDS = TOTAL_ROUNDS  # all of them: after 100, losses fall so steeply that two equal runs differ by 5 %
 
 
 def unigram_loss(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> float:
@@ -22,8 +22,8 @@ def unigram_loss(train: np.ndarray, validation: np.ndarray, vocab_size: int) -> 
 
 
 @pytest.mark.timeout(600)
-def test_a_short_demo_learns_and_its_kills_cost_next_to_nothing(tmp_path: Path):
-    """A hundred rounds bring the loss below that of token frequencies, with kills within 3 % of without."""
+def test_the_demo_learns_and_its_kills_cost_next_to_nothing(tmp_path: Path):
+    """The loss falls below that of token frequencies and of a bigram model, with kills within 3 % of without."""
     run_demo(tmp_path, ROUNDS)
     summary = json.loads((tmp_path / "summary.json").read_text())
     spec = make_spec(ROUNDS)
@@ -32,6 +32,7 @@ def test_a_short_demo_learns_and_its_kills_cost_next_to_nothing(tmp_path: Path):
     with_kills, undisturbed = summary["runs"]["with kills"], summary["runs"]["undisturbed"]
     assert undisturbed["validation_loss"] < yardstick
     assert with_kills["validation_loss"] < yardstick
+    assert with_kills["validation_loss"] < summary["bigram_loss"]
     assert summary["ratio"] <= RATIO_MAX
     assert len(with_kills["events"]) == 3
     assert all(event["seconds"] is not None for event in with_kills["events"]), with_kills["events"]
