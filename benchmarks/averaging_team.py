@@ -165,6 +165,7 @@ class Averaging:
         self._fast = [one.flat.weights for one in replicas]
         self._phi = [weights.clone() for weights in self._fast]
         self._delta = [torch.zeros_like(phi) for phi in self._phi]
+        self._limits = [noloco.PullLimit() for _ in replicas]
         self._before = [weights.clone() for weights in self._fast]
         self._feedback = [ErrorFeedback(len(weights)) for weights in self._fast]
         self.sent_bytes = 0  # by all replicas
@@ -176,19 +177,18 @@ class Averaging:
         part = self._outer.part(outer_step, len(self._phi[0]))
         phi, theta, delta = ([one[part] for one in all_] for all_ in (self._phi, self._fast, self._delta))
         state = list(zip(phi, theta, delta, strict=True))
-        reaches = [noloco.reach(self._outer, phi=p, theta=t, delta=d) for p, t, d in state]
         halves = [noloco.half(self._outer, phi=p, theta=t, delta=d) for p, t, d in state]
         groups = self._exchanged(halves, outer_step, 0)
         stepped = [
-            noloco.outer_step(self._outer, phi=p, theta=t, delta=d, halves=group)
-            for (p, t, d), group in zip(state, groups, strict=True)
+            noloco.outer_step(self._outer, phi=p, theta=t, delta=d, halves=group, limit=limit)
+            for (p, t, d), group, limit in zip(state, groups, self._limits, strict=True)
         ]
         new = [phi for phi, _ in stepped]
         if self._outer.rounds == 2:
             groups = self._exchanged(new, outer_step, 1)
             new = [
-                phi if halves is None else noloco.settle(phi, halves, reach)
-                for phi, halves, reach in zip(new, groups, reaches, strict=True)
+                phi if halves is None else noloco.settle(phi, halves, limit)
+                for phi, halves, limit in zip(new, groups, self._limits, strict=True)
             ]
         for number, (_, momentum) in enumerate(stepped):
             self._phi[number][part] = self._fast[number][part] = new[number]
@@ -207,7 +207,7 @@ class Averaging:
             feedback.keep(wanted, sent[-1])
         for me, other in self._partners(len(sent), outer_step, 0).items():
             pull = (sent[other] - sent[me]).mul_(0.5)
-            self._fast[me].add_(noloco.clip_pull(pull, float(gains[me].norm())))
+            self._fast[me].add_(pull)
 
     def _exchanged(
         self, halves: Sequence[Tensor], outer_step: int, pair_round: int

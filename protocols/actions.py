@@ -75,11 +75,15 @@ class RunInnerStep:
     round: int
 
 
+FOLLOWS = 0.0  # weight of a replica that has trained on nothing since it last averaged
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOuter:
     """-> OuterPrepared. Snapshot the fragment whose turn it is; training may go on meanwhile.
 
-    `weight`: of the own outer gradient (`noloco.token_weight`). In the second pair round the new slow weights are sent.
+    `weight`: of the own outer gradient (`noloco.token_weight`), or FOLLOWS. In the second pair round the new slow
+    weights are sent.
     """
 
     outer_step: int

@@ -119,7 +119,9 @@ class Costs:
     # ---- estimates ----
 
     def forward_s(self, info: PeerInfo) -> float:
-        claimed_s = info.forward_s or FORWARD_DEFAULT_S
+        claimed_s = (
+            info.forward_s or self._forward_s or FORWARD_DEFAULT_S
+        )  # a newcomer is taken to be like us
         trips = self._slowness.get(info.peer)
         slowness = min(trips) if trips is not None and len(trips) == TRIPS_KEPT else 1.0
         return claimed_s * slowness if slowness > CONTRADICTION else claimed_s

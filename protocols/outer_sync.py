@@ -15,6 +15,7 @@ from __future__ import annotations
 from enum import Enum
 
 from protocols.actions import (
+    FOLLOWS,
     Action,
     Count,
     OuterFinished,
@@ -60,6 +61,9 @@ class OuterSync:
         self._half: OuterExchange | None = None
         self._partner_half: OuterExchange | None = None
         self._acknowledged = self._accepted = False
+        self._leads = (
+            False  # the partner has trained on nothing: it takes our weights, and we take none of its
+        )
         self._offers: dict[PeerId, OuterOffer] = {}
         self._timers: Timers[str] = Timers()
         self._pending: int | None = None  # an outer step that fell due while the last one was under way
@@ -178,13 +182,10 @@ class OuterSync:
             return []
         self.state = OuterState.PREPARING
         outer_step, pair_round = self._step
-        return [PrepareOuter(outer_step=outer_step, pair_round=pair_round, weight=self._weight(offer))]
-
-    def _weight(self, offer: OuterOffer) -> float:
-        """Of the own outer gradient: 2 w_i / (w_i + w_j), the same ratio on both sides. `noloco.token_weight`."""
-        own, other = max(1, self._trained()), max(1, offer.microbatches)
-        ratio = min(max(other / own, 1 / UNEQUAL_MAX), UNEQUAL_MAX)
-        return 2 / (1 + ratio)
+        own, other = self._trained(), offer.microbatches
+        self._leads = pair_round == 0 and other == 0 < own
+        weight = FOLLOWS if pair_round == 0 and own == 0 < other else _weight(own, other)
+        return [PrepareOuter(outer_step=outer_step, pair_round=pair_round, weight=weight)]
 
     # ---- halves ----
 
@@ -240,7 +241,7 @@ class OuterSync:
     def _commit(self) -> list[Action]:
         if not (self._accepted and self._acknowledged) or self._partner_half is None:
             return []
-        return self._apply(self._partner_half)
+        return self._apply(None if self._leads else self._partner_half)
 
     # ---- the end of a conversation ----
 
@@ -317,3 +318,10 @@ class OuterSync:
         assert talking == ("partner" in self._timers), "a conversation without a deadline, or the reverse"
         exchanging = self.state is OuterState.EXCHANGING
         assert not exchanging or (self._partner and self._half), "an exchange with nobody"
+
+
+def _weight(own: int, other: int) -> float:
+    """Of the own outer gradient: 2 w_i / (w_i + w_j), the same ratio on both sides. `noloco.token_weight`."""
+    if not own or not other:
+        return 1.0
+    return 2 / (1 + min(max(other / own, 1 / UNEQUAL_MAX), UNEQUAL_MAX))

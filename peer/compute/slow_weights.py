@@ -40,7 +40,7 @@ class SlowWeights:
     def __init__(self, spec: OuterSpec, fast_weights: Tensor) -> None:
         self._spec = spec
         self._prepared: _Prepared | None = None
-        self._reach = 0.0  # of the last outer step: the second pair round is measured by it, too
+        self.limit = noloco.PullLimit()
         self.weights = fast_weights.clone()
         self.momentum = torch.zeros_like(fast_weights)
 
@@ -79,7 +79,7 @@ class SlowWeights:
         if pair_round == 0:
             self._move(part, fast_weights, prepared.fast_weights, halves, weight=prepared.weight)
         else:
-            settled = noloco.settle(self.weights[part], halves, self._reach)
+            settled = noloco.settle(self.weights[part], halves, self.limit)
             fast_weights[part] += settled - self.weights[part]
             self.weights[part] = settled
         return outcome
@@ -94,9 +94,8 @@ class SlowWeights:
         weight: float,
     ) -> None:
         phi, delta = self.weights[part], self.momentum[part]
-        self._reach = noloco.reach(self._spec, phi=phi, theta=theta, delta=delta)
         self.weights[part], self.momentum[part] = noloco.outer_step(
-            self._spec, phi=phi, theta=theta, delta=delta, halves=halves, weight=weight
+            self._spec, phi=phi, theta=theta, delta=delta, halves=halves, weight=weight, limit=self.limit
         )
         # in this order exact where nothing was trained meanwhile
         fast_weights[part] = fast_weights[part].sub_(theta).add_(self.weights[part])

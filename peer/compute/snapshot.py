@@ -23,6 +23,7 @@ HEADER_BYTES_MAX = 4 << 20  # of a file: names, shapes and offsets
 
 SLOW_WEIGHTS = "outer.slow_weights"
 OUTER_MOMENTUM = "outer.momentum"
+PULL_LIMIT = "outer.pull_limit"
 MOMENT = "adam.exp_avg"
 SQUARE = "adam.exp_avg_sq"
 STEPS = "adam.steps"  # one a part

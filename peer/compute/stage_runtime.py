@@ -238,12 +238,13 @@ class StageRuntime:
     # ---- state, out and in ----
 
     def _state(self, kind: WeightsKind) -> dict[str, Tensor]:
-        """Views, except for the ramp."""
+        """Views, except for the ramp and the limit."""
         if kind is WeightsKind.WEIGHTS:
             return self.weights()
         return self.weights() | {
             snapshot.SLOW_WEIGHTS: self._slow.weights,
             snapshot.OUTER_MOMENTUM: self._slow.momentum,
+            snapshot.PULL_LIMIT: self._slow.limit.state(),
             snapshot.MOMENT: self._optimizer.moment,
             snapshot.SQUARE: self._optimizer.square,
             snapshot.STEPS: self._optimizer.steps,
@@ -255,6 +256,7 @@ class StageRuntime:
         for name, tensor in state.items():
             own[name].copy_(tensor)
         self._optimizer.ramp_steps_left = int(own[snapshot.RAMP])
+        self._slow.limit.set_state(own[snapshot.PULL_LIMIT])
         self._optimizer.forget_gradient()
         self._slow.forget_prepared()
         self._changed()

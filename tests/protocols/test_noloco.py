@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from protocols.noloco import PULL_MAX, clip_pull, half, outer_step, reach, settle, token_weight
+from protocols.actions import FOLLOWS
+from protocols.noloco import PULL_MAX, PULL_MIN, PullLimit, half, outer_step, settle, token_weight
 from protocols.run_spec import Codec, OuterMode, OuterSpec
 from protocols.tensor_codec import decode, encode
 
@@ -27,6 +28,7 @@ class Replicas:
         common = torch.randn(WIDTH, generator=self.random, dtype=torch.float64)
         self.phi = common + spread * torch.randn(count, WIDTH, generator=self.random, dtype=torch.float64)
         self.delta = torch.zeros_like(self.phi)
+        self.limits = [PullLimit() for _ in self.phi]
 
     def train(self) -> Tensor:
         """Fast weights after some inner steps: mostly the same direction for all replicas."""
@@ -60,6 +62,7 @@ class Replicas:
                 theta=theta[me],
                 delta=self.delta[me],
                 halves=None if partner is None else (halves[me], halves[partner]),
+                limit=self.limits[me],
             )
         self.phi, self.delta = new_phi, new_delta
 
@@ -140,7 +143,14 @@ def test_a_group_of_all_is_diloco(spec: OuterSpec) -> None:
         state = list(zip(replicas.phi, theta, replicas.delta, strict=True))
         halves = [half(spec, phi=p, theta=t, delta=d) for p, t, d in state]
         stepped = [
-            outer_step(spec, phi=p, theta=t, delta=d, halves=[halves[me], *halves[:me], *halves[me + 1 :]])
+            outer_step(
+                spec,
+                phi=p,
+                theta=t,
+                delta=d,
+                halves=[halves[me], *halves[:me], *halves[me + 1 :]],
+                limit=replicas.limits[me],
+            )
             for me, (p, t, d) in enumerate(state)
         ]
         replicas.phi, replicas.delta = (torch.stack(values) for values in zip(*stepped, strict=True))
@@ -157,7 +167,7 @@ def test_the_outer_gradient_is_weighed_by_tokens_and_the_pull_is_not(spec: Outer
     assert weights == [0.5, 1.5]
     halves = [half(spec, phi=phi[i], theta=theta[i], delta=delta[i], weight=weights[i]) for i in (0, 1)]
     new_phi, _ = outer_step(
-        spec, phi=phi[0], theta=theta[0], delta=delta[0], halves=halves, weight=weights[0]
+        spec, phi=phi[0], theta=theta[0], delta=delta[0], halves=halves, weight=weights[0], limit=PullLimit()
     )
     outer_gradient = 0.25 * (theta - phi)[0] + 0.75 * (theta - phi)[1]
     if spec.mode is OuterMode.PAPER:
@@ -178,12 +188,12 @@ def test_replicas_without_tokens_count_alike() -> None:
 def test_a_second_pair_round_halves_the_spread_and_keeps_the_mean(spec: OuterSpec) -> None:
     """0-1, 2-3, then 1-2, 3-0: four replicas hold one mean; exactly, in mode propose."""
     replicas = Replicas(spec, 4)
-    theta, phi, delta = replicas.train(), replicas.phi, replicas.delta
-    own = [reach(spec, phi=p, theta=t, delta=d) for p, t, d in zip(phi, theta, delta, strict=True)]
-    replicas.step(theta, [(0, 1), (1, 0), (2, 3), (3, 2)])
+    replicas.step(replicas.train(), [(0, 1), (1, 0), (2, 3), (3, 2)])
     before = replicas.phi
     other = [3, 2, 1, 0]
-    after = torch.stack([settle(before[i], (before[i], before[other[i]]), own[i]) for i in range(4)])
+    after = torch.stack(
+        [settle(before[i], (before[i], before[other[i]]), replicas.limits[i]) for i in range(4)]
+    )
     torch.testing.assert_close(after.mean(0), before.mean(0), atol=1e-14, rtol=0)
     torch.testing.assert_close(after, (before + before[other]) / 2, atol=1e-14, rtol=0)
     if spec.mode is OuterMode.PROPOSE:
@@ -218,31 +228,68 @@ def test_a_hostile_half_moves_us_little_further_than_we_go_ourselves(spec: Outer
     phi, delta = torch.randn(WIDTH), torch.zeros(WIDTH)
     theta = phi + 0.01 * torch.randn(WIDTH)
     own_half = half(spec, phi=phi, theta=theta, delta=delta)
-    alone, _ = outer_step(spec, phi=phi, theta=theta, delta=delta)
+    alone, _ = outer_step(spec, phi=phi, theta=theta, delta=delta, limit=PullLimit())
     hostile = (own_half, own_half + offset)
-    pulled, momentum = outer_step(spec, phi=phi, theta=theta, delta=delta, halves=hostile)
+    pulled, momentum = outer_step(spec, phi=phi, theta=theta, delta=delta, halves=hostile, limit=PullLimit())
     assert pulled.isfinite().all()
     assert momentum.isfinite().all()
     own_move = max((theta - phi).norm(), (alone - phi).norm())
-    assert (pulled - alone).norm() <= PULL_MAX * own_move * (1 + 1e-5)
+    assert (pulled - alone).norm() <= PULL_MIN * own_move * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_replica_without_work_follows_its_partner(spec: OuterSpec) -> None:
+    """Averaged in, it would hold the partner back by half of all that this has learned since they last met."""
+    replicas = Replicas(spec, 2)
+    theta, phi, delta, limit = replicas.train(), replicas.phi, replicas.delta, PullLimit()
+    leading = half(spec, phi=phi[0], theta=theta[0], delta=delta[0])
+    alone, _ = outer_step(spec, phi=phi[0], theta=theta[0], delta=delta[0], limit=PullLimit())
+    own = half(spec, phi=phi[1], theta=phi[1], delta=delta[1], weight=FOLLOWS)
+    halves = (own, leading)
+    followed, _ = outer_step(
+        spec, phi=phi[1], theta=phi[1], delta=delta[1], halves=halves, weight=FOLLOWS, limit=limit
+    )
+    remains = 1 - spec.gamma if spec.mode is OuterMode.PAPER else 0.0
+    torch.testing.assert_close(followed - alone, remains * (phi[1] - phi[0]), atol=1e-12, rtol=0)
 
 
 def test_a_short_pull_passes_unclipped_and_a_long_one_keeps_its_direction() -> None:
     """The gate must not touch honest averaging: there the invariant of the mean would break."""
+    limit = PullLimit()
+    limit.trained(15.0)
     honest, hostile = torch.tensor([9.0, 12.0]), torch.tensor([-600.0, 800.0])
-    assert clip_pull(honest, 15.0) is honest
-    torch.testing.assert_close(clip_pull(hostile, 5.0, tau=3.0), torch.tensor([-9.0, 12.0]))
+    assert limit.clip(honest) is honest
+    torch.testing.assert_close(limit.clip(hostile), torch.tensor([-13.5, 18.0]))  # 1.5 of the one before
 
 
-def test_a_replica_that_has_not_trained_is_not_moved() -> None:
-    """It has no measure of what is much."""
-    assert torch.equal(clip_pull(torch.ones(3), 0.0), torch.zeros(3))
+def test_the_limit_learns_what_is_usual_and_few_hostile_pulls_teach_it_nothing() -> None:
+    """Replicas with unequal work differ by more than one goes by itself: twice, here. One of eight pulls is a lie."""
+    limit = PullLimit()
+    for number in range(32):
+        limit.trained(1.0)
+        limit.clip(torch.tensor([1e6 if number % 8 == 0 else 2.0]))
+        assert limit.limit <= PULL_MAX
+    assert limit.limit == pytest.approx(3.0)
+    assert float(limit.clip(torch.tensor([2.5]))) == 2.5
+
+
+def test_only_who_knows_no_measure_follows_anywhere_and_a_joiner_gets_it_from_its_donor() -> None:
+    """The snapshot carries it; an idle replica has the measure of its former moves."""
+    donor, joiner = PullLimit(), PullLimit()
+    assert joiner.limit == math.inf
+    for _ in range(3):
+        donor.trained(2.0)
+    donor.clip(torch.tensor([0.5]))
+    joiner.set_state(donor.state())
+    joiner.trained(0.0)
+    assert joiner.limit == 2.0
+    assert torch.equal(joiner.state(), donor.state())
 
 
 def test_many_tiny_updates_add_up() -> None:
     """N3: 1,000 steps of a sixteenth of a bf16 ulp would vanish if slow weights were kept in bf16."""
     phi, delta = torch.ones(4), torch.zeros(4)
-    spec = OuterSpec(alpha=0.0, beta=1.0, gamma=1.0)
+    spec, limit = OuterSpec(alpha=0.0, beta=1.0, gamma=1.0), PullLimit()
     for _ in range(1000):
-        phi, delta = outer_step(spec, phi=phi, theta=phi + 2.0**-12, delta=delta)
+        phi, delta = outer_step(spec, phi=phi, theta=phi + 2.0**-12, delta=delta, limit=limit)
     assert math.isclose(float(phi[0]), 1 + 1000 * 2.0**-12, rel_tol=1e-4)

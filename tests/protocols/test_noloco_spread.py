@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protocols.noloco import half, outer_step
+from protocols.noloco import PullLimit, half, outer_step
 from protocols.pairing import partners
 from protocols.run_spec import Codec, OuterMode, OuterSpec, PairSchedule, beta_bound, gamma_bound
 
@@ -79,6 +79,7 @@ class Swarm:
         self.random = torch.Generator().manual_seed(seed)
         self.phi = list(start * torch.randn(count, WIDTH, generator=self.random))
         self.delta = [torch.zeros(WIDTH) for _ in range(count)]
+        self.limits = [PullLimit() for _ in range(count)]
         self.outer_step = 0
 
     def step(self, *, common: float | None = None, hostile: Tensor | None = None) -> None:
@@ -98,7 +99,14 @@ class Swarm:
         )  # fmt: skip
         other = {int(me): int(partner) for me, partner in found.items()}
         stepped = [
-            outer_step(self.spec, phi=p, theta=t, delta=d, halves=(halves[me], halves[other[me]]))
+            outer_step(
+                self.spec,
+                phi=p,
+                theta=t,
+                delta=d,
+                halves=(halves[me], halves[other[me]]),
+                limit=self.limits[me],
+            )
             for me, (p, t, d) in enumerate(state)
         ]
         self.phi, self.delta = [p for p, _ in stepped], [d for _, d in stepped]

@@ -10,6 +10,7 @@ import pytest
 from peer.simulator.compute import HALF
 from peer.simulator.swarm import tiny_spec
 from protocols.actions import (
+    FOLLOWS,
     Action,
     Count,
     OuterFinished,
@@ -131,10 +132,25 @@ def test_an_early_offer_is_remembered(outer: OuterSync):
 
 def test_whoever_trained_more_counts_more_and_both_know_by_how_much():
     """The two weights belong together: their sum is that of two equals. What is claimed beyond reason is cut."""
-    for theirs, weight in ((MICROBATCHES, 1.0), (3 * MICROBATCHES, 0.5), (1 << 60, 0.4), (0, 1.5)):
+    for theirs, weight in ((MICROBATCHES, 1.0), (3 * MICROBATCHES, 0.5), (1 << 60, 0.4)):
         outer = outer_of()
         offered(outer)
         assert outer.on_offer("b2", offer(microbatches=theirs), PAIR, 0.0) == [prepare(weight=weight)]
+
+
+def test_whoever_has_trained_on_nothing_follows_and_the_other_leads():
+    """Both hold both halves in the end; the leader applies none."""
+    leader, idle = outer_of(), outer_of()
+    offered(leader)
+    assert leader.on_offer("b2", offer(microbatches=0), PAIR, 0.0) == [prepare()]
+    leader.on_prepared(prepared(), PAIR, 0.0)
+    leader.on_exchange("b2", exchange(), PAIR, 0.0)
+    assert leader.on_accept("b2", accept(), PAIR, 0.0) == [run(None)]
+    idle.on_inner_step(2, 0, PAIR, 0.0)
+    assert idle.on_offer("b2", offer(), PAIR, 0.0) == [prepare(weight=FOLLOWS)]
+    idle.on_prepared(prepared(), PAIR, 0.0)
+    idle.on_exchange("b2", exchange(), PAIR, 0.0)
+    assert idle.on_accept("b2", accept(), PAIR, 0.0) == [run(HALF)]
 
 
 def test_the_only_replica_steps_alone_and_says_nothing(outer: OuterSync):
@@ -290,7 +306,7 @@ def test_a_second_pair_round_follows_with_another_partner():
     assert second.to != first.to
     assert second.message == offer(pair_round=1, microbatches=0)
     assert outer.on_offer(second.to, offer(pair_round=1, microbatches=9), four, 0.0) == [
-        prepare(pair_round=1, weight=0.4)
+        prepare(pair_round=1)
     ]
     count = Count(name="outer-step-alone", detail=f"partner {second.to} lost", notable=True)
     assert outer.on_peer_lost(second.to, four, 0.0) == [count]
