@@ -40,8 +40,8 @@ from peer.replicas import (
 )
 from peer.transport import MessageRefused, PeerUnreachable, Transport
 from protocols.actions import DonorState
+from protocols.download import Download
 from protocols.messages import Message, WeightsChunk, WeightsKind
-from protocols.recovery import Download
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from peer import __version__
 from peer.config import HostConfig
 from peer.status import PeerStatus
-from protocols.run_spec import PROTOCOL_VERSION, ModelSpec, RunSpec
+from protocols import shadows
+from protocols.admission import stage_parameters
+from protocols.run_spec import PROTOCOL_VERSION, RunSpec
+from protocols.shadows import shadowed_stage
 
 BYTES_PER_WEIGHT = 6 * 4  # weight, gradient, two Adam moments, slow weight, outer momentum: all fp32
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
@@ -62,20 +65,14 @@ def _labelled(address: str) -> str:
 
 
 def memory_mib(spec: RunSpec, stage: int | None) -> float:
-    """Weights with all that is kept for each, and the stashes; the largest stage when it is not chosen yet."""
+    """Weights with all that is kept for each, the stashes, and a shadow; the worst stage when it is not chosen yet."""
     stages = range(spec.num_stages) if stage is None else (stage,)
-    num_weights = max(num_weights_of(spec, s) for s in stages)
+    weights_bytes = max(stage_parameters(spec, s) * BYTES_PER_WEIGHT + _shadow_bytes(spec, s) for s in stages)
     rows, seq_len, width = spec.boundary_shape
     stash_bytes = spec.rounds.slots * rows * seq_len * width * 4
-    return (num_weights * BYTES_PER_WEIGHT + stash_bytes) / 2**20
+    return (weights_bytes + stash_bytes) / 2**20
 
 
-def num_weights_of(spec: RunSpec, stage: int) -> int:
-    model = spec.model
-    ends = 2 * model.vocab_size * model.hidden_size + model.hidden_size if stage == 0 else 0
-    return ends + len(spec.layer_range(stage)) * _layer_weights(model)
-
-
-def _layer_weights(model: ModelSpec) -> int:
-    width, kv_width = model.hidden_size, model.num_key_value_heads * model.head_dim
-    return 2 * width * width + 2 * width * kv_width + 3 * width * model.intermediate_size + 2 * width
+def _shadow_bytes(spec: RunSpec, stage: int) -> int:
+    kept = stage_parameters(spec, shadowed_stage(stage, spec.num_stages)) if spec.recovery.shadow_every else 0
+    return shadows.BYTES_PER_WEIGHT * kept

@@ -15,9 +15,9 @@ from torch import Tensor
 from dht.records import PeerRecord
 from peer.compute.snapshot import Shapes
 from peer.model.stage import FirstStage, MiddleStage
+from protocols.download import Download
 from protocols.errors import ConfigError, GossamerError
 from protocols.messages import WeightsChunk
-from protocols.recovery import Download
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, PeerState
 

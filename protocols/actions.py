@@ -113,6 +113,7 @@ class RecoverySource(str, Enum):
 
     INITIAL = "initial"  # nobody has trained yet: seeded initial weights, or the own checkpoint
     CATCH_UP = "catch-up"  # a sibling's snapshot
+    SHADOW = "shadow"  # the copy that a peer of the stage before has kept
     MERGE = "merge"  # CheckFree mix of both neighbours
     COPY = "copy"  # the one neighbour there is
 

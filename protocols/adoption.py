@@ -1,4 +1,4 @@
-"""Who takes over an empty middle stage: watch, confirm, claim. One peer does it, alone.
+"""Who takes over an empty stage: watch, confirm, claim. One peer does it, alone.
 
 The peer that would adopt a thinly served stage calls its replicas directly at each poll of the table. When all are
 gone K polls running (no record, or nobody listens at their address), it claims the stage in the table, waits, reads
@@ -43,7 +43,7 @@ class Adoption:
         """At each poll: call the replicas of the stages that I would adopt; claim one that is confirmed empty."""
         calls: list[Action] = []
         watched: set[PeerId] = set()
-        for stage in range(1, self._spec.num_stages):
+        for stage in range(self._spec.num_stages):
             replicas = view.replicas(stage)
             rest = view.without(info.peer for info in replicas)
             mine = len(replicas) <= THIN_REPLICAS and adopter(rest, stage, self._spec.num_stages) == self._me

@@ -54,6 +54,7 @@ from protocols.recovery import Recovery, RecoveryState
 from protocols.relay import Relay
 from protocols.rounds import RoundLedger
 from protocols.run_spec import RunSpec
+from protocols.shadows import Shadows
 from protocols.stage_changes import (
     DRAIN_LIMIT_S,
     is_left_behind,
@@ -85,6 +86,7 @@ class PeerCore:
         self.outer: OuterSync | None = None
         self.donor = Donor(me)
         self.recovery = Recovery(me, spec)
+        self.shadows = Shadows(me, spec)
         self.adoption = Adoption(me, spec)
         self.stepping = False
         self.looks_left = 0  # at the table, before a joiner chooses its stage
@@ -115,14 +117,12 @@ class PeerCore:
         return actions
 
     def next_deadline(self) -> float | None:
-        earliest_s = self.timers.next()
-        for machine in (
-            self.outlook, self.relay, self.donor, self.recovery, self.adoption, self.moves, self.originator, self.outer
-        ):  # fmt: skip
-            deadline_s = machine.next_deadline() if machine is not None else None
-            if deadline_s is not None and (earliest_s is None or deadline_s < earliest_s):
-                earliest_s = deadline_s
-        return earliest_s
+        machines = (
+            self.outlook, self.relay, self.donor, self.recovery, self.shadows, self.adoption, self.moves,
+            self.originator, self.outer,
+        )  # fmt: skip
+        deadlines_s = [self.timers.next(), *(each.next_deadline() for each in machines if each is not None)]
+        return min((deadline_s for deadline_s in deadlines_s if deadline_s is not None), default=None)
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:
         match event:
@@ -233,7 +233,8 @@ class PeerCore:
         outer = (
             self.outer.on_inner_step(due, 0, self.visible, now) if is_due and self.outer is not None else []
         )
-        return [*outer, *self.relay.admit(), *self._move_round(now)]
+        shadow = self.shadows.on_round(target, self.visible, now)
+        return [*outer, *shadow, *self.relay.admit(), *self._move_round(now)]
 
     def on_inner_step_done(self, event: InnerStepDone, now: float) -> list[Action]:
         if not self.stepping:
@@ -243,13 +244,12 @@ class PeerCore:
         self.ledger.advance()
         self.donor.round = self.ledger.round
         if event.grad_norm > 0:
-            self.grad_norm += (
-                MEASURE_DECAY * (event.grad_norm - self.grad_norm) if self.grad_norm else event.grad_norm
-            )
+            share = MEASURE_DECAY if self.grad_norm else 1.0
+            self.grad_norm += share * (event.grad_norm - self.grad_norm)
         actions: list[Action] = [RoundFinished(round=self.ledger.round, grad_norm=event.grad_norm)]
         if self.outer is not None:
             actions += self.outer.on_inner_step(self.ledger.round, microbatches, self.visible, now)
-        return actions + self.relay.admit()
+        return [*actions, *self.shadows.on_round(self.ledger.round, self.visible, now), *self.relay.admit()]
 
     # ---- view, liveness ----
 
@@ -264,7 +264,10 @@ class PeerCore:
             return actions + look_for_stage(self, now)
         if self.recovery.state is not RecoveryState.SERVING or self.leaving:
             return actions
-        actions += self.adoption.on_view(view, now)
+        if (
+            0 < self.ledger.round < self.spec.rounds.total_rounds
+        ):  # before and after, stages may well be empty
+            actions += self.adoption.on_view(view, now)
         self.moves.on_view(now)
         if self.stage != 0:
             return actions
@@ -282,6 +285,7 @@ class PeerCore:
     def _forget(self, peer: PeerId, now: float) -> list[Action]:
         """Nothing that runs through `peer` will come."""
         self.ledger.forget_originator(peer)
+        self.shadows.on_peer_lost(peer)
         actions = self.relay.on_peer_lost(peer)
         if self.originator is not None:
             actions += self.originator.on_peer_lost(peer, self.visible, now)
@@ -327,6 +331,7 @@ class PeerCore:
             actions += self._on_timer(name, now)
         self.outlook.on_deadline(now)
         self.donor.on_deadline(now)
+        self.shadows.on_deadline(now)
         actions += self.relay.on_deadline(now)
         if self.originator is not None:
             actions += self.originator.on_deadline(self.visible, now)
@@ -385,9 +390,8 @@ class PeerCore:
         return [self.record()]
 
     def check_invariants(self, now: float) -> None:
-        self.relay.check_invariants()
-        self.donor.check_invariants()
-        self.recovery.check_invariants()
+        for machine in (self.relay, self.donor, self.recovery, self.shadows):
+            machine.check_invariants()
         if self.originator is not None:
             assert self.stage == 0, "only the first stage originates"
             self.originator.check_invariants(now)

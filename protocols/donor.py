@@ -1,7 +1,7 @@
 """Serving one's own weights: a snapshot, then its chunks one by one as the receiver asks for them.
 
 The receiver pulls, so a slow or dead one costs the donor nothing; the snapshot keeps the chunks consistent while
-training goes on. Invariant: at most SNAPSHOTS_MAX snapshots are kept, each with a lease.
+training goes on. Invariant: at most SNAPSHOTS_MAX snapshots of a kind are kept, each with a lease.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from protocols.messages import WeightsChunk, WeightsKind, WeightsRequest
 from protocols.swarm import PeerId
 from protocols.timers import Timers
 
-SNAPSHOTS_MAX = 2
+SNAPSHOTS_MAX = 2  # of a kind
 SNAPSHOT_LEASE_S = 30.0  # after the last request for it
+SERVED_LEASE_S = 3.0  # after the last chunk: another may want the same
 SNAPSHOT_FRESH_ROUNDS = 4  # a second joiner is served from the same snapshot while it is so young
 WAITERS_MAX = 16
 
@@ -46,15 +47,16 @@ class Donor:
 
     def on_request(self, sender: PeerId, request: WeightsRequest, now: float) -> list[Action]:
         if request.stage != self.stage:
-            return [self._refuse(sender, request)]
+            return [Send(to=sender, message=request.refusal())]
         if request.snapshot:
             return [self._serve(sender, request, now)]
         young = next(self._young(request.kind), None)
         if young is not None:
             return [self._chunk(sender, young, 0, now)]
         waiters = self._waiting.setdefault(request.kind, [])
-        if len(waiters) >= WAITERS_MAX or (not waiters and len(self._snapshots) >= SNAPSHOTS_MAX):
-            return [self._refuse(sender, request)]
+        kept = sum(taken.kind is request.kind for taken in self._snapshots.values())
+        if len(waiters) >= WAITERS_MAX or (not waiters and kept >= SNAPSHOTS_MAX):
+            return [Send(to=sender, message=request.refusal())]
         waiters.append(sender)
         if len(waiters) > 1:
             return []  # the snapshot is being taken
@@ -70,12 +72,13 @@ class Donor:
     def _serve(self, sender: PeerId, request: WeightsRequest, now: float) -> Send:
         taken = self._snapshots.get(request.snapshot)
         if taken is None or not 0 <= request.index < len(taken.packets):
-            return self._refuse(sender, request)
+            return Send(to=sender, message=request.refusal())
         return self._chunk(sender, taken, request.index, now)
 
     def _chunk(self, sender: PeerId, taken: SnapshotTaken, index: int, now: float) -> Send:
         assert self.stage is not None, "a snapshot without a stage"
-        self._leases.set(taken.snapshot, now + SNAPSHOT_LEASE_S)
+        is_last = index + 1 == len(taken.packets)
+        self._leases.set(taken.snapshot, now + (SERVED_LEASE_S if is_last else SNAPSHOT_LEASE_S))
         chunk = WeightsChunk(
             kind=taken.kind,
             stage=self.stage,
@@ -88,20 +91,6 @@ class Donor:
             packet=taken.packets[index],
         )
         return Send(to=sender, message=chunk)
-
-    def _refuse(self, sender: PeerId, request: WeightsRequest) -> Send:
-        nothing = WeightsChunk(
-            kind=request.kind,
-            stage=request.stage,
-            snapshot=request.snapshot,
-            index=request.index,
-            count=0,
-            sha256="",
-            round=0,
-            outer_step=0,
-            packet=None,
-        )
-        return Send(to=sender, message=nothing)
 
     def on_taken(self, taken: SnapshotTaken, now: float) -> list[Action]:
         if self._taking.get(taken.kind) != taken.snapshot:
@@ -133,5 +122,5 @@ class Donor:
         self.on_failed()
 
     def check_invariants(self) -> None:
-        assert len(self._snapshots) <= SNAPSHOTS_MAX + 1, "snapshots pile up"
+        assert len(self._snapshots) <= len(WeightsKind) * (SNAPSHOTS_MAX + 1), "snapshots pile up"
         assert all(snapshot in self._leases for snapshot in self._snapshots), "a snapshot without a lease"

@@ -16,6 +16,7 @@ from protocols.messages import (
     RoundPlan,
     Undeliverable,
     WeightsChunk,
+    WeightsKind,
     WeightsRequest,
 )
 from protocols.recovery import RecoveryState
@@ -45,8 +46,12 @@ def on_message(core: PeerCore, sender: PeerId, message: Message, now: float) -> 
         case Undeliverable():
             return _on_undeliverable(core, sender, message, now)
         case WeightsRequest():
+            if message.kind is WeightsKind.SHADOW:
+                return [core.shadows.on_request(sender, message)]
             return core.donor.on_request(sender, message, now)
         case WeightsChunk():
+            if core.recovery.state is RecoveryState.SERVING:
+                return core.shadows.on_chunk(sender, message, now)
             return core.recovery.on_chunk(sender, message, core.outlook, now)
         case OuterOffer() | OuterExchange() | OuterAccept():
             return _on_outer(core, sender, message, now)

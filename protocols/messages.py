@@ -133,7 +133,8 @@ class WeightsKind(str, Enum):
     """How much of a replica is asked for."""
 
     FULL = "full"  # weights, slow weights, outer momentum, optimizer state: a catch-up
-    WEIGHTS = "weights"  # the weights alone: to rebuild a neighbour
+    WEIGHTS = "weights"  # the weights alone: to rebuild a neighbour, or to keep as a shadow
+    SHADOW = "shadow"  # the weights of another stage that the donor keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +145,12 @@ class WeightsRequest:
     stage: int
     snapshot: str
     index: int
+
+    def refusal(self) -> WeightsChunk:
+        return WeightsChunk(
+            kind=self.kind, stage=self.stage, snapshot=self.snapshot, index=self.index, count=0, sha256="",
+            round=0, outer_step=0, packet=None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

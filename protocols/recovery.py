@@ -5,14 +5,15 @@
     COLLECTING -all donors' states whole-> MERGING -RecoveryDone-> SERVING
     COLLECTING -donor silent, refusing or gone-> COLLECTING with the next donor, or again after a pause
 
-Invariant: the weights change only in MERGING, by one job that does all or nothing.
+Where nobody serves the stage any more, its weights come from the first of these: the own checkpoint, the own shadow,
+another's shadow (`protocols.shadows`), the mix of both neighbours, a copy of the one there is; initial ones only where
+nobody ever had others. Invariant: the weights change only in MERGING, by one job that does all or nothing.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import Enum
 
 from protocols.actions import (
@@ -21,15 +22,15 @@ from protocols.actions import (
     DonorState,
     RecoverySource,
     RunRecovery,
-    Send,
 )
-from protocols.messages import TensorPacket, WeightsChunk, WeightsKind, WeightsRequest
+from protocols.download import CHUNK_LIMIT_S, Download
+from protocols.messages import WeightsChunk, WeightsKind
 from protocols.outlook import Outlook
 from protocols.run_spec import RunSpec
-from protocols.swarm import PeerId, PeerInfo, SwarmView
+from protocols.shadows import holder_stage
+from protocols.swarm import PeerId, PeerInfo, PeerState, SwarmView
 from protocols.timers import Timers
 
-CHUNK_LIMIT_S = 20.0  # a donor's silence
 RETRY_S = 2.0
 
 
@@ -39,49 +40,6 @@ class RecoveryState(Enum):
     LEAVING = "leaving"
     COLLECTING = "collecting"
     MERGING = "merging"
-
-
-@dataclass(slots=True)
-class Download:
-    """What has come from one donor."""
-
-    donor: PeerInfo
-    kind: WeightsKind
-    stage: int
-    first: WeightsChunk | None = None
-    packets: list[TensorPacket] = field(default_factory=list[TensorPacket])
-
-    @property
-    def is_whole(self) -> bool:
-        return self.first is not None and len(self.packets) == self.first.count
-
-    def expects(self, chunk: WeightsChunk) -> bool:
-        """It is the next one; False: a late answer to an older question."""
-        return chunk.index == len(self.packets) and (
-            self.first is None or chunk.snapshot == self.first.snapshot
-        )
-
-    def add(self, chunk: WeightsChunk) -> None:
-        assert chunk.packet is not None, "a refusal is no part of a state"
-        self.first = self.first or chunk
-        self.packets.append(chunk.packet)
-
-    def request(self) -> Send:
-        snapshot = self.first.snapshot if self.first is not None else ""
-        wanted = WeightsRequest(kind=self.kind, stage=self.stage, snapshot=snapshot, index=len(self.packets))
-        return Send(to=self.donor.peer, message=wanted)
-
-    def state(self) -> DonorState:
-        assert self.first is not None, "a state without a chunk"
-        return DonorState(
-            donor=self.donor.peer,
-            stage=self.stage,
-            round=self.first.round,
-            outer_step=self.first.outer_step,
-            sha256=self.first.sha256,
-            grad_norm=self.donor.grad_norm,
-            packets=tuple(self.packets),
-        )
 
 
 class Recovery:
@@ -96,8 +54,9 @@ class Recovery:
         self.fresh = False
         self.target = (0, 0)  # round and outer step of the weights that are being put in place
         self.own: tuple[int, int] = (0, 0)  # of the own checkpoint, in place until the first recovery
+        self.shadow: DonorState | None = None  # own copy of the stage
         self._downloads: dict[PeerId, Download] = {}
-        self._failed: set[PeerId] = set()
+        self._failed: set[tuple[PeerId, WeightsKind]] = set()
         self._timers: Timers[str] = Timers()
 
     def next_deadline(self) -> float | None:
@@ -109,7 +68,7 @@ class Recovery:
         self.state = RecoveryState.COLLECTING
         self._timers.clear("chunk")
         self._timers.clear("retry")
-        siblings = self._willing(self._siblings(stage, outlook.visible))
+        siblings = self._willing(self._siblings(stage, outlook.visible), WeightsKind.FULL)
         if siblings:
             newest = max(info.round for info in siblings)
             equal = [info for info in siblings if info.round >= newest - 1]
@@ -117,12 +76,36 @@ class Recovery:
             return self._collect(RecoverySource.CATCH_UP, [donor], WeightsKind.FULL, now)
         if self.own[0] > 0:  # what those ahead had is gone with them, once their records lapse
             return self._pause(now) if self._siblings(stage, outlook.view) else self._keep()
-        neighbours = self._willing(self._neighbours(stage, outlook.visible))
+        return self._from_a_shadow(stage, outlook, now) or self._from_neighbours(stage, outlook, now)
+
+    def _from_a_shadow(self, stage: int, outlook: Outlook, now: float) -> list[Action]:
+        """The own copy, or one of those who keep the stage's; nothing: there is none."""
+        if self.shadow is not None:
+            return self._restore(self.shadow, outlook)
+        if not self._spec.recovery.shadow_every:
+            return []
+        beside = holder_stage(stage, self._spec.num_stages)
+        holders = [info for info in self._siblings(beside, outlook.visible) if info.round > 0]
+        for holder in self._willing(holders, WeightsKind.SHADOW):
+            return self._collect(RecoverySource.SHADOW, [holder], WeightsKind.SHADOW, now)
+        return []
+
+    def _restore(self, shadow: DonorState, outlook: Outlook) -> list[Action]:
+        """Old weights for the present round: those who serve have gone on."""
+        round_, outer_step = _reached(outlook.view)
+        return self._merge(
+            RecoverySource.SHADOW, (shadow,), round_=max(round_, shadow.round),
+            outer_step=max(outer_step, shadow.outer_step),
+        )  # fmt: skip
+
+    def _from_neighbours(self, stage: int, outlook: Outlook, now: float) -> list[Action]:
+        neighbours = self._willing(self._neighbours(stage, outlook.visible), WeightsKind.WEIGHTS)
         if not neighbours:
             known = self._siblings(stage, outlook.view) or self._neighbours(stage, outlook.view)
-            return (
-                self._pause(now) if known else self._merge(RecoverySource.INITIAL, (), round_=0, outer_step=0)
-            )
+            if known:
+                return self._pause(now)
+            round_, outer_step = _reached(outlook.view)  # not 0 where a first stage died with all who knew it
+            return self._merge(RecoverySource.INITIAL, (), round_=round_, outer_step=outer_step)
         donors = [max(group, key=lambda info: info.round) for group in _by_stage(neighbours)]
         source = RecoverySource.MERGE if len(donors) == 2 else RecoverySource.COPY
         return self._collect(source, donors, WeightsKind.WEIGHTS, now)
@@ -142,8 +125,8 @@ class Recovery:
         beside = [each for each in (stage - 1, stage + 1) if 1 <= each < self._spec.num_stages]
         return [info for each in beside for info in self._siblings(each, view) if info.round > 0]
 
-    def _willing(self, infos: list[PeerInfo]) -> list[PeerInfo]:
-        return [info for info in infos if info.peer not in self._failed]
+    def _willing(self, infos: list[PeerInfo], kind: WeightsKind) -> list[PeerInfo]:
+        return [info for info in infos if (info.peer, kind) not in self._failed]
 
     def _collect(
         self, source: RecoverySource, donors: list[PeerInfo], kind: WeightsKind, now: float
@@ -151,8 +134,9 @@ class Recovery:
         self.source = source
         self._downloads = {}
         for donor in donors:
-            assert donor.stage is not None, "a serving peer has a stage"
-            self._downloads[donor.peer] = Download(donor, kind, donor.stage)
+            stage = self.stage if kind is WeightsKind.SHADOW else donor.stage
+            assert stage is not None, "a serving peer has a stage"
+            self._downloads[donor.peer] = Download(donor, kind, stage)
         self._timers.set("chunk", now + CHUNK_LIMIT_S)
         who = ", ".join(donor.peer[-6:] for donor in donors)
         started = Count(
@@ -176,6 +160,8 @@ class Recovery:
         if not all(each.is_whole for each in self._downloads.values()):
             return []
         states = tuple(each.state() for each in self._downloads.values())
+        if self.source is RecoverySource.SHADOW:
+            return self._restore(states[0], outlook)
         round_ = max(state.round for state in states)
         return self._merge(self.source, states, round_=round_, outer_step=max(s.outer_step for s in states))
 
@@ -186,6 +172,9 @@ class Recovery:
         self.state = RecoveryState.MERGING
         self.source = source
         self.target = (round_, outer_step)
+        if source is RecoverySource.SHADOW:  # once: it may be bad
+            self.shadow = None
+            self._failed.update((peer, WeightsKind.SHADOW) for peer in self._downloads)
         self._downloads = {}
         self._timers.clear("chunk")
         run = RunRecovery(stage=self.stage, source=source, donors=donors, round=round_, outer_step=outer_step)
@@ -196,7 +185,9 @@ class Recovery:
         if self.state is not RecoveryState.MERGING:
             return []
         if not ok:
-            return [Count(name="recovery-refused", detail=self.source.value, notable=True), *self._pause(now)]
+            refused = Count(name="recovery-refused", detail=self.source.value, notable=True)
+            # a bad shadow stays bad: its keeper is not asked again before all others
+            return [refused, *self._pause(now, forgive=self.source is not RecoverySource.SHADOW)]
         self.state = RecoveryState.SERVING
         self.fresh = self.source in (RecoverySource.MERGE, RecoverySource.COPY)
         self._failed.clear()
@@ -225,14 +216,15 @@ class Recovery:
 
     def _next_donor(self, donor: PeerId, why: str, outlook: Outlook, now: float) -> list[Action]:
         assert self.stage is not None, "recovery without a stage"
-        self._failed.add(donor)
+        self._failed.add((donor, self._downloads[donor].kind))
         self._downloads = {}
         failed = Count(name="donor-failed", detail=f"{donor[-6:]} {why}", notable=True)
         return [failed, *self.begin(self.stage, outlook, now)]
 
-    def _pause(self, now: float) -> list[Action]:
+    def _pause(self, now: float, *, forgive: bool = True) -> list[Action]:
         """Everybody failed: forgive, wait for a better view, try again."""
-        self._failed.clear()
+        if forgive:
+            self._failed.clear()
         self.state = RecoveryState.COLLECTING
         self._downloads = {}
         self._timers.clear("chunk")
@@ -251,3 +243,9 @@ def _by_stage(infos: Iterable[PeerInfo]) -> list[list[PeerInfo]]:
     for info in infos:
         groups.setdefault(info.stage, []).append(info)
     return list(groups.values())
+
+
+def _reached(view: SwarmView) -> tuple[int, int]:
+    """Round and outer step of those who serve."""
+    serving = [info for info in view.peers if info.state is PeerState.SERVING]
+    return max((info.round for info in serving), default=0), max((s.outer_step for s in serving), default=0)

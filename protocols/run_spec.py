@@ -243,6 +243,14 @@ class LivenessSpec(_Part):
         return self
 
 
+class RecoverySpec(_Part):
+    """How a stage that nobody serves any more comes back."""
+
+    shadow_every: int = Field(
+        default=50, ge=0, description="rounds between copies of the next stage's weights; 0: none are kept"
+    )
+
+
 class RunSpec(_Part):
     """The whole agreement. `from_json` is the only way in for a person's file."""
 
@@ -258,6 +266,7 @@ class RunSpec(_Part):
     outer: OuterSpec = OuterSpec()
     data: DataSpec = DataSpec()
     liveness: LivenessSpec = LivenessSpec()
+    recovery: RecoverySpec = RecoverySpec()
     boundary_codec: Codec = Codec.BF16
 
     @model_validator(mode="after")

@@ -88,6 +88,7 @@ def _serve(core: PeerCore, round_: int, outer_step: int) -> list[Action]:
     core.relay.draining = False
     core.donor.stage = core.stage
     core.donor.round = round_
+    core.shadows.follow(core.stage, round_)
     core.outer = OuterSync(core.me, core.spec, core.stage, outer_step)
     core.num_backwards = 0
     core.stepping = False
@@ -148,6 +149,7 @@ def leave_stage(core: PeerCore, now: float) -> list[Action]:
     core.donor.stage = None
     core.stage = core.recovery.stage
     assert core.stage is not None, "an adopter knows where to"
+    core.recovery.shadow = core.shadows.held(core.stage)
     return actions + core.recovery.begin(core.stage, core.outlook, now)
 
 

@@ -57,7 +57,11 @@ _CODEC_TO_WIRE = {
     Codec.TOPK: pb.CODEC_TOPK,
 }
 _CODEC_FROM_WIRE: dict[int, Codec] = {number: codec for codec, number in _CODEC_TO_WIRE.items()}
-_KIND_TO_WIRE = {WeightsKind.FULL: pb.WEIGHTS_FULL, WeightsKind.WEIGHTS: pb.WEIGHTS_ALONE}
+_KIND_TO_WIRE = {
+    WeightsKind.FULL: pb.WEIGHTS_FULL,
+    WeightsKind.WEIGHTS: pb.WEIGHTS_ALONE,
+    WeightsKind.SHADOW: pb.WEIGHTS_SHADOW,
+}
 _KIND_FROM_WIRE: dict[int, WeightsKind] = {number: kind for kind, number in _KIND_TO_WIRE.items()}
 
 

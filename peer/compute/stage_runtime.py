@@ -239,7 +239,7 @@ class StageRuntime:
 
     def _state(self, kind: WeightsKind) -> dict[str, Tensor]:
         """Views, except for the ramp and the limit."""
-        if kind is WeightsKind.WEIGHTS:
+        if kind is not WeightsKind.FULL:
             return self.weights()
         return self.weights() | {
             snapshot.SLOW_WEIGHTS: self._slow.weights,
@@ -278,6 +278,8 @@ class StageRuntime:
                 return True
             case RecoverySource.CATCH_UP:
                 done = self._catch_up(action.donors)
+            case RecoverySource.SHADOW:
+                done = self._restore(action.donors)
             case RecoverySource.MERGE | RecoverySource.COPY:
                 done = self._rebuild(action.donors)
         if done:
@@ -294,20 +296,33 @@ class StageRuntime:
         self._set_state(state)
         return True
 
+    def _restore(self, donors: tuple[DonorState, ...]) -> bool:
+        """The stage's own weights of some rounds ago, from whoever kept them."""
+        if len(donors) != 1 or donors[0].stage != self.stage:
+            return False
+        state = snapshot.unpack(donors[0].packets, donors[0].sha256, self._expected(WeightsKind.WEIGHTS))
+        if state is None:
+            return False
+        self._replace(state)
+        return True
+
+    def _replace(self, weights: Mapping[str, Tensor]) -> None:
+        """Other weights, without what belongs to them: moments and slow weights start anew."""
+        for name, weight in self.weights().items():
+            weight.copy_(weights[name])
+        self._optimizer.restart()
+        self._slow.restart(self.flat.weights)
+        self._changed()
+
     def _rebuild(self, donors: tuple[DonorState, ...]) -> bool:
-        """From both neighbours, or from the one there is; moments and slow weights start anew."""
+        """From both neighbours, or from the one there is."""
         if self.stage == 0 or any(donor.stage < 1 for donor in donors) or len(donors) not in (1, 2):
             return False
         found = [(donor, self._neighbour_weights(donor)) for donor in sorted(donors, key=lambda d: d.stage)]
         (left, left_weights), (right, right_weights) = found[0], found[-1]
         if left_weights is None or right_weights is None:
             return False
-        mixed = mix(left_weights, right_weights, left.grad_norm, right.grad_norm)
-        for name, weight in self.weights().items():
-            weight.copy_(mixed[name])
-        self._optimizer.restart()
-        self._slow.restart(self.flat.weights)
-        self._changed()
+        self._replace(mix(left_weights, right_weights, left.grad_norm, right.grad_norm))
         return True
 
     def _neighbour_weights(self, donor: DonorState) -> dict[str, Tensor] | None:

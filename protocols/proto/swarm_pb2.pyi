@@ -20,6 +20,7 @@ class WeightsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WEIGHTS_UNKNOWN: _ClassVar[WeightsKind]
     WEIGHTS_FULL: _ClassVar[WeightsKind]
     WEIGHTS_ALONE: _ClassVar[WeightsKind]
+    WEIGHTS_SHADOW: _ClassVar[WeightsKind]
 CODEC_UNKNOWN: Codec
 CODEC_RAW: Codec
 CODEC_BF16: Codec
@@ -29,6 +30,7 @@ CODEC_TOPK: Codec
 WEIGHTS_UNKNOWN: WeightsKind
 WEIGHTS_FULL: WeightsKind
 WEIGHTS_ALONE: WeightsKind
+WEIGHTS_SHADOW: WeightsKind
 
 class Envelope(_message.Message):
     __slots__ = ("protocol", "run_tag", "round_plan", "boundary_activation", "boundary_gradient", "release", "undeliverable", "outer_offer", "outer_exchange", "outer_accept", "weights_request", "weights_chunk")

@@ -131,6 +131,18 @@ def test_a_lost_stage_is_taken_over_and_a_newcomer_serves(tmp_path: Path):
     assert [sorted(folder.glob("round-*")) != [] for folder in folders] == [True, True, True]
 
 
+@pytest.mark.timeout(300)
+def test_the_only_reader_of_the_text_dies_and_a_relay_takes_its_place(tmp_path: Path):
+    """A6: embedding and head come back from the copy that the last stage keeps; it was the bootstrap peer, too."""
+    with LocalSwarm(a_spec(), {0: 1, 1: 2, 2: 1}, tmp_path) as swarm:
+        swarm.wait_round(12, timeout_s=120)
+        (originator,) = swarm.kill(0)
+        assert originator.status is not None
+        swarm.wait_round(originator.status.round + 3, timeout_s=120)
+        (successor,) = swarm.replicas(0)
+        assert "recovery-done stage 0: shadow" in successor.log_path.read_text()
+
+
 @pytest.mark.timeout(200)
 def test_peers_end_when_their_launcher_is_killed(tmp_path: Path):
     """kill -9 of `gossamer up` runs no clean-up at all; its peers notice by themselves."""

@@ -19,7 +19,7 @@ from peer.model.stage import build_stage
 from peer.outbound import MessageRefused, PeerUnreachable
 from peer.replicas import AVERAGE, BEST, StageMissing, choose
 from protocols.actions import Send, TakeSnapshot
-from protocols.donor import SNAPSHOTS_MAX, Donor
+from protocols.donor import SNAPSHOT_FRESH_ROUNDS, SNAPSHOTS_MAX, Donor
 from protocols.events import SnapshotTaken
 from protocols.messages import Message, WeightsChunk, WeightsKind, WeightsRequest
 from protocols.run_spec import preset
@@ -245,11 +245,14 @@ def test_a_donor_that_sends_too_much_is_stopped():
 def busy(replica: Replica) -> None:
     """All its snapshots are held for others."""
     for number in range(SNAPSHOTS_MAX):
-        replica.donor._taking[WeightsKind.FULL] = name = f"held-{number}"
+        replica.donor._taking[WeightsKind.WEIGHTS] = name = f"held-{number}"
         replica.donor.on_taken(
-            SnapshotTaken(kind=WeightsKind.FULL, snapshot=name, sha256="", round=0, outer_step=0, packets=()),
+            SnapshotTaken(
+                kind=WeightsKind.WEIGHTS, snapshot=name, sha256="", round=0, outer_step=0, packets=()
+            ),
             now=0.0,
         )
+    replica.donor.round += SNAPSHOT_FRESH_ROUNDS + 1  # too old to be served again
 
 
 def test_a_donor_that_refuses_is_asked_again_when_its_leases_may_have_ended():

@@ -8,7 +8,7 @@ import pytest
 
 from peer.simulator.compute import CHUNK
 from protocols.actions import Count, Send, TakeSnapshot
-from protocols.donor import SNAPSHOT_FRESH_ROUNDS, SNAPSHOT_LEASE_S, WAITERS_MAX, Donor
+from protocols.donor import SERVED_LEASE_S, SNAPSHOT_FRESH_ROUNDS, SNAPSHOT_LEASE_S, WAITERS_MAX, Donor
 from protocols.events import SnapshotTaken
 from protocols.messages import WeightsChunk, WeightsKind, WeightsRequest
 
@@ -71,12 +71,13 @@ def test_joiners_that_come_together_share_a_snapshot(donor: Donor):
 
 
 def test_a_snapshot_ends_with_its_lease(donor: Donor):
-    """The receiver died half way: its snapshot is a second copy of the weights in memory."""
+    """The receiver died half way, or has all of it: the snapshot is a second copy of the weights in memory."""
     donor.on_request("c2", request(), 0.0)
     donor.on_taken(taken(), 1.0)
+    assert donor.next_deadline() == 1.0 + SNAPSHOT_LEASE_S
     donor.on_request("c2", request("c1-1", 1), 5.0)
-    assert donor.next_deadline() == 5.0 + SNAPSHOT_LEASE_S
-    donor.on_deadline(5.0 + SNAPSHOT_LEASE_S)
+    assert donor.next_deadline() == 5.0 + SERVED_LEASE_S
+    donor.on_deadline(5.0 + SERVED_LEASE_S)
     assert is_refusal(donor.on_request("c2", request("c1-1", 1), 40.0))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from peer.simulator.compute import CHUNK
+from peer.simulator.swarm import tiny_spec
 from protocols.actions import (
     Count,
     DonorState,
@@ -20,6 +21,7 @@ from protocols.recovery import CHUNK_LIMIT_S, RETRY_S, Recovery, RecoveryState
 from protocols.swarm import SwarmView
 from tests.protocols.builders import SPEC, info, view_of
 
+NO_SHADOWS = tiny_spec(4, recovery={"shadow_every": 0})
 SHA256 = "0" * 64
 TRAINED = view_of("a1", info("b1", round=7, grad_norm=2.0), info("d1", round=8, grad_norm=3.0))
 
@@ -33,6 +35,14 @@ def outlook_of(view: SwarmView) -> Outlook:
 @pytest.fixture
 def recovery() -> Iterator[Recovery]:
     """Of `c9`, on its way to stage 2."""
+    recovery = Recovery("c9", NO_SHADOWS)
+    yield recovery
+    recovery.check_invariants()
+
+
+@pytest.fixture
+def shadowed() -> Iterator[Recovery]:
+    """The same, where peers of stage 1 may have kept stage 2's weights."""
     recovery = Recovery("c9", SPEC)
     yield recovery
     recovery.check_invariants()
@@ -116,8 +126,60 @@ def test_an_empty_stage_is_merged_from_both_neighbours(recovery: Recovery):
     assert recovery.fresh
 
 
+def ask_shadow(donor: str, *, stage: int = 2, snapshot: str = "", index: int = 0) -> Send:
+    wanted = WeightsRequest(kind=WeightsKind.SHADOW, stage=stage, snapshot=snapshot, index=index)
+    return Send(to=donor, message=wanted)
+
+
+def test_an_empty_stage_is_restored_from_the_shadow_of_the_stage_before(shadowed: Recovery):
+    """Old weights, but for the round that the others have reached, and not called rebuilt."""
+    outlook = outlook_of(TRAINED)
+    assert shadowed.begin(2, outlook, 0.0) == [started("shadow from b1"), ask_shadow("b1")]
+    old = chunk(kind=WeightsKind.SHADOW, count=1, round=3, outer_step=0)
+    (restore,) = shadowed.on_chunk("b1", old, outlook, 1.0)
+    assert isinstance(restore, RunRecovery)
+    assert (restore.source, restore.round) == (RecoverySource.SHADOW, 8)
+    assert [(donor.stage, donor.round) for donor in restore.donors] == [(2, 3)]
+    assert shadowed.on_done(True, 2.0)[0] == Count(
+        name="recovery-done", detail="stage 2: shadow", notable=True
+    )
+    assert not shadowed.fresh
+
+
+def test_the_first_stage_has_a_shadow_too():
+    """At the end of the ring: embedding, final norm and head come back as they were, bit for bit."""
+    first = Recovery("a9", SPEC)
+    found = first.begin(0, outlook_of(view_of(info("c1", round=7), info("d1", round=7))), 0.0)
+    assert found[1:] == [ask_shadow("d1", stage=0)]
+
+
+def test_an_adopter_with_a_shadow_of_its_own_asks_nobody(shadowed: Recovery):
+    own = DonorState(
+        donor="c1", stage=2, round=6, outer_step=0, sha256=SHA256, grad_norm=0.0, packets=(CHUNK,)
+    )
+    shadowed.shadow = own
+    assert shadowed.begin(2, outlook_of(TRAINED), 0.0) == [run(RecoverySource.SHADOW, own, round_=8)]
+
+
+def test_a_peer_without_a_shadow_is_still_a_neighbour(shadowed: Recovery):
+    """It has just joined: the mix takes its weights."""
+    outlook = outlook_of(TRAINED)
+    shadowed.begin(2, outlook, 0.0)
+    actions = shadowed.on_chunk("b1", ask_shadow("b1").message.refusal(), outlook, 1.0)
+    assert actions[1] == started("merge from b1, d1")
+
+
+def test_a_bad_shadow_is_not_tried_twice(shadowed: Recovery):
+    """Its hash is wrong: the next rung, not the same again for ever."""
+    outlook = outlook_of(TRAINED)
+    shadowed.begin(2, outlook, 0.0)
+    shadowed.on_chunk("b1", chunk(kind=WeightsKind.SHADOW, count=1), outlook, 1.0)
+    shadowed.on_done(False, 2.0)
+    assert shadowed.on_deadline(outlook, 2.0 + RETRY_S)[0] == started("merge from b1, d1")
+
+
 def test_an_end_stage_copies_the_one_neighbour_it_has():
-    end = Recovery("d9", SPEC)
+    end = Recovery("d9", NO_SHADOWS)
     assert end.begin(3, outlook_of(view_of("a1", info("c1", round=7))), 0.0) == [
         Count(name="recovery-started", detail="stage 3: copy from c1", notable=True),
         ask("c1", kind=WeightsKind.WEIGHTS),
@@ -126,7 +188,7 @@ def test_an_end_stage_copies_the_one_neighbour_it_has():
 
 def test_nobody_asks_itself():
     """Found by the simulator: an adopter's own old record was the best neighbour in its view."""
-    adopter = Recovery("d1", SPEC)
+    adopter = Recovery("d1", NO_SHADOWS)
     outlook = outlook_of(view_of("a1", info("b1", round=7), info("d1", round=9), info("d2", round=7)))
     assert [action.to for action in adopter.begin(2, outlook, 0.0)[1:]] == ["b1", "d2"]
 

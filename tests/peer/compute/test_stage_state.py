@@ -133,7 +133,36 @@ def test_weights_alone_are_not_enough_to_catch_up() -> None:
     assert not joiner.recover(a_recovery(1, RecoverySource.CATCH_UP, donor))
 
 
-@pytest.mark.parametrize("kind", list(WeightsKind))
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_shadow_gives_a_lost_stage_back_bit_for_bit(stage: int) -> None:
+    """Rung 4, A6: embedding, final norm and head as well; only the optimizer and the averaging start anew."""
+    spec = a_spec(num_stages=3)
+    owner, adopter = StageRuntime(spec, stage), StageRuntime(spec, stage)
+    owner.flat.weights.add_(torch.randn_like(owner.flat.weights))  # what it has learned
+    kept = a_donor(owner, WeightsKind.WEIGHTS)
+    as_they_were = {name: weight.clone() for name, weight in owner.weights().items()}
+    owner.flat.weights.zero_()  # later than the copy, and lost
+    assert adopter.recover(a_recovery(stage, RecoverySource.SHADOW, kept))
+    assert_same(adopter.weights(), as_they_were)
+    assert snapshot.pack(adopter.weights(), {})[1] == snapshot.pack(as_they_were, {})[1]
+    state = everything(adopter)
+    assert torch.equal(state[snapshot.SLOW_WEIGHTS], adopter.flat.weights)
+    assert state[snapshot.MOMENT].abs().max() == 0
+    assert state[snapshot.RAMP].item() == RAMP_STEPS
+
+
+def test_a_shadow_whose_hash_is_wrong_changes_nothing() -> None:
+    spec = a_spec()
+    adopter = StageRuntime(spec, 1)
+    before = everything(adopter)
+    kept = a_donor(StageRuntime(spec, 1), WeightsKind.WEIGHTS)
+    assert not adopter.recover(a_recovery(1, RecoverySource.SHADOW, replace(kept, sha256="0" * 64)))
+    other = a_donor(StageRuntime(spec, 2), WeightsKind.WEIGHTS)
+    assert not adopter.recover(a_recovery(1, RecoverySource.SHADOW, other))
+    assert_same(everything(adopter), before)
+
+
+@pytest.mark.parametrize("kind", [WeightsKind.FULL, WeightsKind.WEIGHTS])
 def test_a_lost_stage_is_the_mix_of_its_neighbours(kind: WeightsKind) -> None:
     """Rung 5: by gradient norm, layer by layer; slow weights follow, momentum and moments start anew."""
     spec = a_spec(num_stages=4)

@@ -1,0 +1,145 @@
+"""Shadows: every peer keeps a copy of the weights of the stage after its own, so that the last replica there may die.
+
+A ring: the last stage's peers keep the first's, embedding and head included. The copy is an ordinary snapshot, pulled
+from one replica every `interval` rounds and replaced as a whole; so weights of two replicas are never mixed, and what
+is served to a peer that takes the stage over has the hash that its owner gave it. They are the fast weights: at most
+an interval old, which slow weights would be at their youngest.
+
+    IDLE -interval over, a replica in sight-> PULLING -whole-> IDLE
+    PULLING -donor refuses, is silent or lost-> IDLE, and soon again
+
+Invariant: what is held stays until another copy is whole.
+"""
+
+from __future__ import annotations
+
+import zlib
+from math import ceil
+
+from protocols.actions import Action, Count, DonorState, Send
+from protocols.admission import stage_parameters
+from protocols.download import CHUNK_LIMIT_S, Download
+from protocols.messages import WeightsChunk, WeightsKind, WeightsRequest
+from protocols.run_spec import RunSpec
+from protocols.swarm import PeerId, SwarmView
+from protocols.timers import Timers
+
+TRAFFIC_SHARE_MAX = 0.025  # of what crosses a border of the stage, there and back
+RETRY_ROUNDS = 5
+BYTES_PER_WEIGHT = 4
+
+
+def shadowed_stage(holder_stage: int, num_stages: int) -> int:
+    """Whose weights the peers of `holder_stage` keep."""
+    return (holder_stage + 1) % num_stages
+
+
+def holder_stage(stage: int, num_stages: int) -> int:
+    """Who keeps the weights of `stage`."""
+    return (stage - 1) % num_stages
+
+
+def interval_rounds(spec: RunSpec, stage: int) -> int:
+    """`shadow_every`, or more where copies of `stage` would cost too much beside one originator's work."""
+    copy_bytes = BYTES_PER_WEIGHT * stage_parameters(spec, stage)
+    work_bytes = 2 * spec.boundary_bytes * spec.rounds.microbatches
+    return max(spec.recovery.shadow_every, ceil(copy_bytes / (TRAFFIC_SHARE_MAX * work_bytes)))
+
+
+class Shadows:
+    """One peer's copy, of one stage at a time."""
+
+    def __init__(self, me: PeerId, spec: RunSpec) -> None:
+        self._me = me
+        self._spec = spec
+        self._stage: int | None = None  # that is followed
+        self._held: DonorState | None = None
+        self._due = 0  # the round after which the next copy is pulled
+        self._pulling: Download | None = None
+        self._timers: Timers[str] = Timers()
+
+    def next_deadline(self) -> float | None:
+        return self._timers.next()
+
+    def follow(self, own_stage: int, round_: int) -> None:
+        """The own stage is served from now on. Peers of one stage do not all pull in the same round."""
+        if not self._spec.recovery.shadow_every:
+            return
+        stage = shadowed_stage(own_stage, self._spec.num_stages)
+        if stage != self._stage:
+            self._held = None
+        self._stage = stage
+        self._stop()
+        self._due = round_ + 1 + zlib.crc32(self._me.encode()) % RETRY_ROUNDS
+
+    def held(self, stage: int) -> DonorState | None:
+        return self._held if self._held is not None and self._held.stage == stage else None
+
+    def on_round(self, round_: int, view: SwarmView, now: float) -> list[Action]:
+        """Own round `round_` has begun: is a copy due?"""
+        if self._stage is None or self._pulling is not None or round_ < self._due:
+            return []
+        replicas = [info for info in view.replicas(self._stage) if info.peer != self._me]
+        if not replicas:
+            return []
+        self._due = round_ + RETRY_ROUNDS  # if what comes is not whole
+        newest = max(info.round for info in replicas)
+        equal = [info for info in replicas if info.round >= newest - 1]
+        donor = equal[zlib.crc32(self._me.encode()) % len(equal)]
+        self._pulling = Download(donor, WeightsKind.WEIGHTS, self._stage)
+        self._timers.set("chunk", now + CHUNK_LIMIT_S)
+        return [self._pulling.request()]
+
+    def on_chunk(self, sender: PeerId, chunk: WeightsChunk, now: float) -> list[Action]:
+        pulling = self._pulling
+        if pulling is None or sender != pulling.donor.peer or chunk.stage != pulling.stage:
+            return []
+        if chunk.count == 0 or chunk.packet is None or chunk.kind is not pulling.kind:
+            self._stop()
+            return [Count(name="shadow-refused", detail=sender[-6:])]
+        if not pulling.expects(chunk):
+            return []
+        pulling.add(chunk)
+        self._timers.set("chunk", now + CHUNK_LIMIT_S)
+        if not pulling.is_whole:
+            return [pulling.request()]
+        self._held = pulling.state()
+        self._due += interval_rounds(self._spec, pulling.stage) - RETRY_ROUNDS
+        self._stop()
+        return [Count(name="shadow-kept", detail=f"stage {self._held.stage}: round {self._held.round}")]
+
+    def on_request(self, sender: PeerId, request: WeightsRequest) -> Send:
+        """From a peer that takes the stage over."""
+        held = self.held(request.stage)
+        if held is None or not 0 <= request.index < len(held.packets):
+            return Send(to=sender, message=request.refusal())
+        chunk = WeightsChunk(
+            kind=request.kind,
+            stage=held.stage,
+            snapshot=f"{held.donor[-8:]}-{held.round}",
+            index=request.index,
+            count=len(held.packets),
+            sha256=held.sha256,
+            round=held.round,
+            outer_step=held.outer_step,
+            packet=held.packets[request.index],
+        )
+        return Send(to=sender, message=chunk)
+
+    def on_peer_lost(self, peer: PeerId) -> None:
+        if self._pulling is not None and self._pulling.donor.peer == peer:
+            self._stop()
+
+    def on_deadline(self, now: float) -> None:
+        if self._timers.pop_due(now):
+            self._stop()
+
+    def _stop(self) -> None:
+        self._pulling = None
+        self._timers.clear("chunk")
+
+    def check_invariants(self) -> None:
+        assert (self._pulling is not None) == ("chunk" in self._timers), "a pull without a deadline"
+        assert self._held is None or self._held.stage == self._stage, (
+            "a shadow of a stage that is not followed"
+        )
