@@ -30,7 +30,7 @@ from protocols.topk_codec import ErrorFeedback
 ROWS, SEQ_LEN = 4, 64
 VALIDATION_ROWS = 64
 HOSTILE_OFFSET = 10.0
-LEARNING_RATE = 6e-3  # of 3e-3, 6e-3 and 1e-2 the best for data parallel
+LEARNING_RATE = 6e-3  # where a way says nothing else
 DENSE_BYTES = 4  # of a weight in fp32
 
 
@@ -39,6 +39,7 @@ class Way:
     """How replicas are kept together. `outer` None: one gradient of all, every round."""
 
     outer: OuterSpec | None
+    learning_rate: float = LEARNING_RATE  # of the inner steps
     is_group_of_all: bool = False  # DiLoCo
     is_one_hostile: bool = False  # replica 0 sends its half + 10
     has_changes: bool = (
@@ -58,14 +59,14 @@ class Outcome:
     curve: tuple[tuple[int, float], ...]  # (round, mean loss of the replicas)
 
 
-def team_spec(seed: int, rounds: int) -> RunSpec:
+def team_spec(seed: int, rounds: int, learning_rate: float = LEARNING_RATE) -> RunSpec:
     """pico; small microbatches, so that replicas have different things to tell."""
     return preset(
         "pico",
         name="averaging",
         seed=seed,
         rounds={"rows": ROWS, "seq_len": SEQ_LEN, "microbatches": 1, "total_rounds": rounds},
-        optimizer={"lr": LEARNING_RATE, "warmup_rounds": rounds // 10},
+        optimizer={"lr": learning_rate, "warmup_rounds": rounds // 10},
     )
 
 

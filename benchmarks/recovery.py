@@ -26,7 +26,7 @@ from benchmarks.recovery_plots import draw_courses, draw_outages
 from benchmarks.recovery_sizes import QUICK, SIZES, Size
 
 PICTURES = Path(__file__).parent
-QUICK_PICTURES = Path("out") / "recovery"
+OTHER_PICTURES = Path("out") / "recovery"
 COURSES_PNG, OUTAGES_PNG = "recovery_courses.png", "recovery_outages.png"
 
 
@@ -47,7 +47,7 @@ def run(*, quick: bool, size: str = "tiny") -> Report:
     if chosen.device == "cuda" and not torch.cuda.is_available():
         return Report(skipped=f"size {size} needs a CUDA card; --size tiny runs on the CPU")
     torch.set_num_threads(1)
-    folder = QUICK_PICTURES if quick else PICTURES
+    folder = PICTURES if size == "tiny" and not quick else OTHER_PICTURES / size
     folder.mkdir(parents=True, exist_ok=True)
     return study(chosen, folder)
 

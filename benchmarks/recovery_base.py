@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.recovery_rules import Ladder
+from benchmarks.recovery_rules import Ladder, Shadow
 from benchmarks.recovery_sizes import Size
 from benchmarks.recovery_trainer import State, Trainer
-from peer.compute.shadow import ShadowUpdate
 
 SMOOTHED = 3  # validations whose mean is "the loss" of a moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """`state` is that after `size.base_rounds`, `shadows` what was sent last before it."""
+    """`state` is that after `size.base_rounds`, `shadows` what was copied last before it."""
 
     trainer: Trainer
     state: State
-    shadows: tuple[ShadowUpdate, ...]
+    shadows: Mapping[int, Shadow]
     loss: float  # of `state`
     curve: dict[int, float]  # of the run without a loss, round to validation loss
     target: float  # its smoothed loss after `size.target_rounds`
@@ -51,7 +51,7 @@ def failure_free(size: Size, seed: int) -> Base:
     ladder = Ladder(trainer)
     curve: dict[int, float] = {}
     state: State | None = None
-    shadows: tuple[ShadowUpdate, ...] = ()
+    shadows: Mapping[int, Shadow] = {}
     churn_end, every = size.base_rounds + size.churn_rounds, size.validate_every
     rounds = max(churn_end, size.target_rounds)
     wanted = (
@@ -63,7 +63,7 @@ def failure_free(size: Size, seed: int) -> Base:
         if trainer.round in wanted or trainer.round % (2 * every) == 0:
             curve[trainer.round] = trainer.validate()
         if trainer.round == size.base_rounds:
-            state, shadows = trainer.snapshot(), ladder.last_sent
+            state, shadows = trainer.snapshot(), dict(ladder.shadows)
     assert state is not None, "the base is a part of the run"
     print(f"seed {seed}: failure-free {curve[size.base_rounds]:.4f} after {size.base_rounds} rounds,"
           f" {time.process_time() - began_s:.0f} CPU s", flush=True)  # fmt: skip

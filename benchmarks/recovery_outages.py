@@ -7,11 +7,17 @@ what a replica of its own would.
 
 With more stages a replica fails more often: the rate of one stage is what stays. Further than published, any number
 of a replica's inner stages may be away at once.
+
+Runs are compared in pairs: first weights, text and its order are the same, and outages the one difference. The rate
+falls to a tenth by a cosine: at a constant one the end of a run is as much chance as cause. What chance is left is
+measured by a second draw of outages for every seed.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -30,17 +36,18 @@ REPLICA_RATE = 0.01  # a global step, at PUBLISHED_DEPTH stages
 PUBLISHED_DEPTH = 4
 OUTAGE_ROUNDS = 6
 MULTIPLES = (4, 16, 64)  # of the published rate
+DRAWS = (0, 1)  # of outages, for one run without them
 NONE, SKIP, DROP = "no outage", "skip the stage", "drop the replica"
 
 
 class Outages:
     """Which stages are away from which replica, round by round; the same for every policy."""
 
-    def __init__(self, depth: int, multiple: float, seed: int) -> None:
+    def __init__(self, depth: int, multiple: float, seed: int, draw: int = 0) -> None:
         self.inner = range(2, depth)
         rate = REPLICA_RATE * multiple * depth / PUBLISHED_DEPTH
         self._stage_rate = min(1.0, rate / len(self.inner))
-        self._draws = random.Random(f"{seed}/{depth}/{multiple}/outages")
+        self._draws = random.Random(f"{seed}/{depth}/{multiple}/outages/{draw}")
         self._until = {(stage, replica): 0 for stage in self.inner for replica in range(REPLICAS)}
         self.num_missing = 0  # of replica-rounds of inner stages
         self.num_degraded = 0  # replica-rounds with a stage away
@@ -67,10 +74,10 @@ class Outcome:
     missing_share: float  # of an inner stage's replica-rounds
 
 
-def outcome(size: Size, seed: int, depth: int, multiple: float, policy: str) -> Outcome:
+def outcome(size: Size, seed: int, depth: int, multiple: float, policy: str, draw: int = 0) -> Outcome:
     """Train from nothing; `depth` stages beside embedding and head."""
-    trainer = Trainer(size, size.spec(seed, num_stages=depth + 1))
-    outages = Outages(depth, multiple, seed)
+    trainer = Trainer(size, size.spec(seed, num_stages=depth + 1, is_outage_study=True))
+    outages = Outages(depth, multiple, seed, draw)
     looks = last_validations(size.crucible_rounds, size.validate_every)
     losses: list[float] = []
     for round_ in range(size.crucible_rounds):
@@ -107,23 +114,27 @@ class Depth:
     """Everything about one depth: each list has a value a seed."""
 
     none: list[Outcome]
-    skip: list[Outcome]
+    skip: list[list[Outcome]]  # one a draw of outages
     drop: list[Outcome]
-    further: dict[int, tuple[Outcome, Outcome]]  # multiple of the rate: skip, drop; one seed
+    further: dict[int, tuple[Outcome, Outcome]]  # multiple of the rate: skip, drop; one seed, one draw
 
 
 def study(size: Size, depth: int, *, further: bool) -> Depth:
     """The published rate with every seed; higher ones with the first."""
-    runs = {
-        policy: [outcome(size, seed, depth, 1, policy) for seed in size.seeds]
-        for policy in (NONE, SKIP, DROP)
-    }
+    none = [outcome(size, seed, depth, 1, NONE) for seed in size.seeds]
+    skip = [[outcome(size, seed, depth, 1, SKIP, draw) for draw in DRAWS] for seed in size.seeds]
+    drop = [outcome(size, seed, depth, 1, DROP) for seed in size.seeds]
     first = size.seeds[0]
     beyond = {
         multiple: (outcome(size, first, depth, multiple, SKIP), outcome(size, first, depth, multiple, DROP))
         for multiple in (MULTIPLES if further else ())
     }
-    return Depth(none=runs[NONE], skip=runs[SKIP], drop=runs[DROP], further=beyond)
+    return Depth(none=none, skip=skip, drop=drop, further=beyond)
+
+
+def noise(pairs: Sequence[Sequence[float]]) -> float:
+    """Standard deviation of one run by its draw of outages alone, from two draws a seed."""
+    return math.sqrt(fmean((first - second) ** 2 / 2 for first, second in pairs))
 
 
 def findings(found: dict[int, Depth]) -> Findings:
@@ -131,26 +142,28 @@ def findings(found: dict[int, Depth]) -> Findings:
     bars: list[Bar] = []
     facts: list[tuple[str, str]] = []
     for depth, one in found.items():
-        skip = [s.loss / n.loss for s, n in zip(one.skip, one.none, strict=True)]
-        drop = [d.loss / n.loss for d, n in zip(one.drop, one.none, strict=True)]
+        bases = [o.loss for o in one.none]
+        skip = [[o.loss / base for o in some] for some, base in zip(one.skip, bases, strict=True)]
+        drop = [o.loss / base for o, base in zip(one.drop, bases, strict=True)]
+        mean_skip = fmean(map(fmean, skip))
         bars += [
-            Bar(id=f"A9a.{depth}", value=fmean(skip), op="<=", limit=1.005,
+            Bar(id=f"A9a.{depth}", value=mean_skip, op="<=", limit=1.005,
                 what=f"{depth} stages, 8 replicas, published rate: loss with skips / without an outage"),
-            Bar(id=f"A9b.{depth}", value=fmean(skip) / fmean(drop), op="<=", limit=1.0,
+            Bar(id=f"A9b.{depth}", value=mean_skip / fmean(drop), op="<=", limit=1.0,
                 what=f"{depth} stages: loss with skips / with the replica dropped"),
         ]  # fmt: skip
-        degraded = fmean(s.degraded_share for s in one.skip)
+        degraded = fmean(o.degraded_share for some in one.skip for o in some)
         facts += [
             (f"{depth} stages: replica-rounds with a stage away", f"{degraded:.1%}"),
-            (f"{depth} stages: loss without an outage", spread([n.loss for n in one.none])),
-            (f"{depth} stages: loss with skips / without an outage", spread(skip)),
+            (f"{depth} stages: loss without an outage", spread(bases)),
+            (f"{depth} stages: loss with skips / without an outage", spread(list(map(fmean, skip)))),
             (f"{depth} stages: loss, replica dropped / without an outage", spread(drop)),
-        ]
-        for multiple, (skipping, dropping) in one.further.items():
-            base = one.none[0].loss
-            facts.append(
-                (f"{depth} stages, {multiple} x the rate ({skipping.degraded_share:.0%} degraded,"
-                 f" {skipping.missing_share:.0%} of inner stages away)",
-                 f"skip {skipping.loss / base:.4f}, drop {dropping.loss / base:.4f} x the loss without an outage")
-            )  # fmt: skip
+            (f"{depth} stages: of this, noise (two draws of outages a seed, std of one run)", f"{noise(skip):.4f}"),
+        ]  # fmt: skip
+        facts += [
+            (f"{depth} stages, {multiple} x the rate ({skipping.degraded_share:.0%} degraded,"
+             f" {skipping.missing_share:.0%} of inner stages away)",
+             f"skip {skipping.loss / bases[0]:.4f}, drop {dropping.loss / bases[0]:.4f} x the loss without an outage")
+            for multiple, (skipping, dropping) in one.further.items()
+        ]  # fmt: skip
     return Findings(bars=tuple(bars), facts=tuple(facts))

@@ -40,7 +40,7 @@ def draw_courses(
         ("redundant computation", [], _hours(points, REDUNDANT_ITERATION_S), COLOURS[5], 1.4),
     ]
     colours = [colour for colour in COLOURS if colour != COLOURS[5]]
-    for (name, course), colour in zip(courses.items(), colours, strict=True):
+    for (name, course), colour in zip(courses.items(), colours, strict=False):
         styles.append((name, _by_rounds(course), _by_hours(course), colour, 1.2))
     styles.append(("our ladder", _by_rounds(ladder), _by_hours(ladder), OURS, 2.2))
     for name, rounds_curve, hours_curve, colour, width in styles:
@@ -78,7 +78,7 @@ def draw_outages(path: Path, depths: Mapping[int, Depth], jumps: Mapping[str, fl
     figure, (axes, bars), pyplot = _figure(13, 5.0)
     for (depth, one), colour in zip(depths.items(), COLOURS, strict=False):
         base = one.none[0].loss
-        first = (one.skip[0], one.drop[0])
+        first = (one.skip[0][0], one.drop[0])
         multiples = [1, *one.further]
         runs = [first, *one.further.values()]
         for index, (policy, line) in enumerate((("skip the stage", "-"), ("drop the replica", ":"))):

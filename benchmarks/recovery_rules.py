@@ -6,26 +6,18 @@ the mix are smoothed gradient norms before clipping, and Adam's warm-up of 30 st
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from torch import Tensor
 
 from benchmarks.recovery_trainer import Trainer
 from peer.compute.refit import Refit, refit
-from peer.compute.shadow import (
-    Restored,
-    ShadowHolder,
-    ShadowOwner,
-    ShadowUpdate,
-    is_due,
-    shadowed_stage,
-)
 from peer.model.stage import build_stage, renumbered
 from protocols.checkfree import mix, twin
-from protocols.run_spec import Codec
+from protocols.shadows import shadowed_stage
 
-SHADOW_CODEC = Codec.BF16
 RANDOM_SEED_SHIFT = 7_919  # another draw than the run's own first weights
 
 
@@ -124,66 +116,51 @@ class ExactEnds:
     """CheckFree+: embedding, final norm and head, which other peers keep bit for bit after every round."""
 
     def __init__(self, trainer: Trainer) -> None:
-        flat = trainer.flats[0]
         self._trainer = trainer
-        self._owner = ShadowOwner(0, flat.schema, Codec.RAW)
-        self._holder = ShadowHolder(0, flat.schema, flat.size, bytes_max=4 * flat.size)
         self.keep()
 
     def keep(self) -> None:
-        weights = self._trainer.flats[0].weights
-        self._holder.take(self._owner.whole(weights, round_=self._trainer.round, outer_step=0))
+        self._weights = self._trainer.flats[0].weights.clone()
 
     def restore(self) -> None:
-        restored = self._holder.restore()
-        assert restored is not None, "kept from the start"
-        self._trainer.set_weights(0, restored.weights)
+        self._trainer.set_weights(0, self._weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """A copy of a stage's weights at the end of `round`; nobody writes to it."""
+
+    weights: Tensor  # flat fp32
+    round: int
 
 
 class Ladder:
     """Shadows in a ring, and what is done where a shadow went down with its holder."""
 
-    def __init__(self, trainer: Trainer, updates: Sequence[ShadowUpdate] = ()) -> None:
-        """`updates`: what the holders have already."""
+    def __init__(self, trainer: Trainer, shadows: Mapping[int, Shadow] | None = None) -> None:
+        """`shadows`: what the holders have already, by the stage that is held."""
         self._trainer = trainer
-        self.last_sent = tuple(updates)
-        self._owners: dict[int, ShadowOwner] = {}
-        self._holders: dict[int, ShadowHolder] = {}  # by the stage that is held
-        for stage in trainer.middle:
-            flat = trainer.flats[stage]
-            self._owners[stage] = ShadowOwner(stage, flat.schema, SHADOW_CODEC)
-            self._holders[stage] = ShadowHolder(stage, flat.schema, flat.size, bytes_max=4 * flat.size)
-        for update in updates:
-            self._holders[update.stage].take(update)
+        self.shadows: dict[int, Shadow] = dict(shadows or {})
 
     def refresh(self) -> None:
-        """After a round: whole copies, when they are due."""
-        if not is_due(self._trainer.round, self._trainer.size.shadow_every):
-            return
-        self.last_sent = tuple(
-            owner.whole(self._trainer.flats[stage].weights, round_=self._trainer.round, outer_step=0)
-            for stage, owner in self._owners.items()
-        )
-        for update in self.last_sent:
-            self._holders[update.stage].take(update)
-
-    def shadow(self, stage: int) -> Restored | None:
-        return self._holders[stage].restore()
+        """After a round: copies of all stages but the first, when they are due."""
+        trainer = self._trainer
+        if trainer.round % trainer.size.shadow_every == 0:
+            for stage in trainer.middle:
+                self.shadows[stage] = Shadow(trainer.flats[stage].weights.clone(), trainer.round)
 
     def rebuild(self, lost: Sequence[int]) -> list[Rung]:
         """Stages of which no replica is left, in ascending order, all lost in one round."""
         for stage in lost:
-            held = shadowed_stage(stage, self._trainer.spec.num_stages)
-            if held in self._holders:
-                self._holders[held].forget()
+            self.shadows.pop(shadowed_stage(stage, self._trainer.spec.num_stages), None)
         rungs: list[Rung] = []
         without: list[int] = []
         for stage in lost:
-            restored = self.shadow(stage)
-            if restored is None:
+            shadow = self.shadows.get(stage)
+            if shadow is None:
                 without.append(stage)
             else:
-                self._trainer.set_weights(stage, restored.weights)
+                self._trainer.set_weights(stage, shadow.weights)
                 rungs.append(Rung.SHADOW)
         return rungs + self._rebuild_without_shadow(without)
 

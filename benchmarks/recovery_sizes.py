@@ -27,6 +27,7 @@ class Size:
     churn_rounds: int
     target_rounds: int  # failure-free, to the loss that others must reach (A8)
     crucible_rounds: int
+    crucible_lr: float  # at its highest
     validation_tokens: int
     validate_every: int
     kept_microbatches: int  # whose boundary activations the neighbours still have
@@ -42,11 +43,14 @@ class Size:
     def seq_len(self) -> int:
         return self.sections["rounds"]["seq_len"]
 
-    def spec(self, seed: int, *, num_stages: int = STAGES) -> RunSpec:
-        """The first stage is embedding and head alone."""
+    def spec(self, seed: int, *, num_stages: int = STAGES, is_outage_study: bool = False) -> RunSpec:
+        """The first stage is embedding and head alone. In a study of outages the rate falls to a tenth."""
         fields = preset("pico", name="recovery", seed=seed).model_dump()
         for name, section in self.sections.items():
             fields[name] = {**fields[name], **section}
+        if is_outage_study:
+            fields["rounds"]["total_rounds"] = self.crucible_rounds
+            fields["optimizer"] |= {"lr": self.crucible_lr, "lr_min_share": 0.1}
         fields["num_stages"] = num_stages
         fields["model"]["num_hidden_layers"] = self.layers_per_stage * (num_stages - 1)
         return RunSpec.model_validate(fields)
@@ -64,7 +68,8 @@ TINY = Size(
     tail_rounds=60,
     churn_rounds=250,
     target_rounds=500,
-    crucible_rounds=200,
+    crucible_rounds=400,
+    crucible_lr=2e-3,
     validation_tokens=8_192,
     validate_every=10,
     kept_microbatches=16,
@@ -99,6 +104,7 @@ LARGE = replace(
     churn_rounds=1_500,
     target_rounds=3_000,
     crucible_rounds=1_500,
+    crucible_lr=4e-4,
     validation_tokens=262_144,
     validate_every=25,
 )  # fmt: skip

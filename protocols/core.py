@@ -390,12 +390,11 @@ class PeerCore:
         return [self.record()]
 
     def check_invariants(self, now: float) -> None:
-        for machine in (self.relay, self.donor, self.recovery, self.shadows):
-            machine.check_invariants()
+        for machine in (self.relay, self.donor, self.recovery, self.shadows, self.outer):
+            if machine is not None:
+                machine.check_invariants()
         if self.originator is not None:
             assert self.stage == 0, "only the first stage originates"
             self.originator.check_invariants(now)
-        if self.outer is not None:
-            self.outer.check_invariants()
         deadline_s = self.next_deadline()
         assert deadline_s is None or deadline_s >= now, "a deadline has passed unseen"

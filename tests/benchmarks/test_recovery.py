@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import __main__ as program
 from benchmarks import recovery, recovery_outages, recovery_trainer
 from benchmarks.failures import StageLoss
 from benchmarks.recovery_base import last_validations
@@ -27,10 +28,11 @@ from benchmarks.recovery_churn import (
 )
 from benchmarks.recovery_findings import ratio, spread
 from benchmarks.recovery_jumps import rounds_back
-from benchmarks.recovery_outages import DROP, NONE, SKIP, Outages, outcome, rows_of, train_without
+from benchmarks.recovery_outages import DROP, NONE, SKIP, Outages, noise, outcome, rows_of, train_without
 from benchmarks.recovery_rules import Ladder, Rule, Rung, rebuild
 from benchmarks.recovery_sizes import INNER, LARGE, MIDDLE, STAGES, TINY, Size
 from benchmarks.recovery_trainer import Trainer, training_skips
+from peer.compute.inner_optimizer import learning_rate
 from peer.evaluate import evaluate
 from peer.model.llama import Llama
 from peer.model.stage import renumbered
@@ -161,6 +163,16 @@ def test_the_large_model_has_178_million_weights_and_needs_a_card(monkeypatch: p
     assert "CUDA" in recovery.run(quick=False, size="178m").skipped
 
 
+def test_the_size_is_an_option_of_recovery_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert program.main(["recovery", "--size", "178m"]) == 0
+    assert "skipped: size 178m needs a CUDA card" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        program.main(["wire", "--size", "178m"])
+
+
 # ---- rules ----
 
 
@@ -243,13 +255,11 @@ def a_ladder(rounds: int) -> tuple[Trainer, Ladder]:
 
 def test_a_lost_stage_comes_back_as_its_shadow():
     trainer, ladder = a_ladder(5)
-    expected = trainer.flats[3].weights.to(torch.bfloat16).float()
+    expected = trainer.flats[3].weights.clone()
     for _ in range(2):
         trainer.train()
         ladder.refresh()
-    restored = ladder.shadow(3)
-    assert restored is not None
-    assert restored.round == 5
+    assert ladder.shadows[3].round == 5
     assert ladder.rebuild([3]) == [Rung.SHADOW]
     assert torch.equal(trainer.flats[3].weights, expected)
 
@@ -356,6 +366,20 @@ def test_every_policy_sees_the_same_outages():
     assert bare.degraded_share == 0
     assert skip.degraded_share == drop.degraded_share > 0.1
     assert len({bare.loss, skip.loss, drop.loss}) == 3
+
+
+def test_a_second_draw_is_of_outages_alone():
+    """The same run but for them; without any, nothing is left that differs."""
+    assert outcome(SMALL, 1, 4, 16, SKIP, 0).missing_share != outcome(SMALL, 1, 4, 16, SKIP, 1).missing_share
+    assert outcome(SMALL, 1, 4, 16, NONE, 0) == outcome(SMALL, 1, 4, 16, NONE, 1)
+    assert noise([(1.01, 1.01), (1.0, 1.0)]) == 0.0
+    assert noise([(1.002, 1.0), (1.0, 1.002)]) == pytest.approx(0.002 / 2**0.5)
+
+
+def test_the_rate_falls_to_a_tenth_at_the_end_of_an_outage_study():
+    spec = TINY.spec(1, is_outage_study=True)
+    assert learning_rate(spec, TINY.crucible_rounds) == pytest.approx(0.1 * TINY.crucible_lr)
+    assert learning_rate(TINY.spec(1), TINY.crucible_rounds) == TINY.spec(1).optimizer.lr
 
 
 # ---- the report ----
