@@ -5,10 +5,10 @@ from __future__ import annotations
 from peer import __version__
 from peer.config import HostConfig
 from peer.status import PeerStatus
-from protocols import shadows
 from protocols.admission import stage_parameters
 from protocols.run_spec import PROTOCOL_VERSION, RunSpec
-from protocols.shadows import shadowed_stage
+from protocols.shadows import BYTES_PER_WEIGHT as SHADOW_BYTES_PER_WEIGHT
+from protocols.shadows import shadowed_stages
 
 BYTES_PER_WEIGHT = 6 * 4  # weight, gradient, two Adam moments, slow weight, outer momentum: all fp32
 LOOPBACK = ("/ip4/127.", "/ip6/::1/")
@@ -65,7 +65,7 @@ def _labelled(address: str) -> str:
 
 
 def memory_mib(spec: RunSpec, stage: int | None) -> float:
-    """Weights with all that is kept for each, the stashes, and a shadow; the worst stage when it is not chosen yet."""
+    """Weights with all that is kept for each, the stashes, and shadows; the worst stage when it is not chosen yet."""
     stages = range(spec.num_stages) if stage is None else (stage,)
     weights_bytes = max(stage_parameters(spec, s) * BYTES_PER_WEIGHT + _shadow_bytes(spec, s) for s in stages)
     rows, seq_len, width = spec.boundary_shape
@@ -74,5 +74,6 @@ def memory_mib(spec: RunSpec, stage: int | None) -> float:
 
 
 def _shadow_bytes(spec: RunSpec, stage: int) -> int:
-    kept = stage_parameters(spec, shadowed_stage(stage, spec.num_stages)) if spec.recovery.shadow_every else 0
-    return shadows.BYTES_PER_WEIGHT * kept
+    return sum(
+        SHADOW_BYTES_PER_WEIGHT * stage_parameters(spec, kept) for kept in shadowed_stages(stage, spec)
+    )

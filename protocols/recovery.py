@@ -27,7 +27,7 @@ from protocols.download import CHUNK_LIMIT_S, Download
 from protocols.messages import WeightsChunk, WeightsKind
 from protocols.outlook import Outlook
 from protocols.run_spec import RunSpec
-from protocols.shadows import holder_stage
+from protocols.shadows import holder_stages
 from protocols.swarm import PeerId, PeerInfo, PeerState, SwarmView
 from protocols.timers import Timers
 
@@ -82,11 +82,9 @@ class Recovery:
         """The own copy, or one of those who keep the stage's; nothing: there is none."""
         if self.shadow is not None:
             return self._restore(self.shadow, outlook)
-        if not self._spec.recovery.shadow_every:
-            return []
-        beside = holder_stage(stage, self._spec.num_stages)
-        holders = [info for info in self._siblings(beside, outlook.visible) if info.round > 0]
-        for holder in self._willing(holders, WeightsKind.SHADOW):
+        keepers = [self._siblings(beside, outlook.visible) for beside in holder_stages(stage, self._spec)]
+        trained = [info for infos in keepers for info in infos if info.round > 0]
+        for holder in self._willing(trained, WeightsKind.SHADOW):
             return self._collect(RecoverySource.SHADOW, [holder], WeightsKind.SHADOW, now)
         return []
 

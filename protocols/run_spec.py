@@ -246,8 +246,9 @@ class LivenessSpec(_Part):
 class RecoverySpec(_Part):
     """How a stage that nobody serves any more comes back."""
 
-    shadow_every: int = Field(
-        default=50, ge=0, description="rounds between copies of the next stage's weights; 0: none are kept"
+    shadow_every: int = Field(default=50, ge=1, description="rounds between copies of a stage's weights")
+    shadow_depth: int = Field(
+        default=2, ge=0, le=4, description="following stages whose weights a peer keeps; 0: none"
     )
 
 

@@ -1,9 +1,10 @@
-"""Shadows: every peer keeps a copy of the weights of the stage after its own, so that the last replica there may die.
+"""Shadows: every peer keeps copies of the weights of the next stages, so that the last replica there may die.
 
-A ring: the last stage's peers keep the first's, embedding and head included. The copy is an ordinary snapshot, pulled
-from one replica every `interval` rounds and replaced as a whole; so weights of two replicas are never mixed, and what
-is served to a peer that takes the stage over has the hash that its owner gave it. They are the fast weights: at most
-an interval old, which slow weights would be at their youngest.
+A ring: the last stage's peers keep the first's, embedding and head included. With `shadow_depth` 2 two adjacent stages
+may be lost at once: the second's copy was with the first, and with the stage before. A copy is an ordinary snapshot,
+pulled from one replica every `interval` rounds and replaced as a whole; so weights of two replicas are never mixed, and
+what is served to a peer that takes the stage over has the hash that its owner gave it. They are the fast weights: at
+most an interval old, which slow weights would be at their youngest.
 
     IDLE -interval over, a replica in sight-> PULLING -whole-> IDLE
     PULLING -donor refuses, is silent or lost-> IDLE, and soon again
@@ -14,6 +15,7 @@ Invariant: what is held stays until another copy is whole.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from math import ceil
 
 from protocols.actions import Action, Count, DonorState, Send
@@ -21,7 +23,7 @@ from protocols.admission import stage_parameters
 from protocols.download import CHUNK_LIMIT_S, Download
 from protocols.messages import WeightsChunk, WeightsKind, WeightsRequest
 from protocols.run_spec import RunSpec
-from protocols.swarm import PeerId, SwarmView
+from protocols.swarm import PeerId, PeerInfo, SwarmView
 from protocols.timers import Timers
 
 TRAFFIC_SHARE_MAX = 0.025  # of what crosses a border of the stage, there and back
@@ -29,32 +31,35 @@ RETRY_ROUNDS = 5
 BYTES_PER_WEIGHT = 4
 
 
-def shadowed_stage(holder_stage: int, num_stages: int) -> int:
-    """Whose weights the peers of `holder_stage` keep."""
-    return (holder_stage + 1) % num_stages
+def shadowed_stages(stage: int, spec: RunSpec) -> tuple[int, ...]:
+    """Whose weights the peers of `stage` keep."""
+    depth = min(spec.recovery.shadow_depth, spec.num_stages - 1)
+    return tuple((stage + distance) % spec.num_stages for distance in range(1, depth + 1))
 
 
-def holder_stage(stage: int, num_stages: int) -> int:
-    """Who keeps the weights of `stage`."""
-    return (stage - 1) % num_stages
+def holder_stages(stage: int, spec: RunSpec) -> tuple[int, ...]:
+    """Who keeps the weights of `stage`; the nearest first, whose copies are asked for most often."""
+    depth = min(spec.recovery.shadow_depth, spec.num_stages - 1)
+    return tuple((stage - distance) % spec.num_stages for distance in range(1, depth + 1))
 
 
 def interval_rounds(spec: RunSpec, stage: int) -> int:
-    """`shadow_every`, or more where copies of `stage` would cost too much beside one originator's work."""
-    copy_bytes = BYTES_PER_WEIGHT * stage_parameters(spec, stage)
+    """`shadow_every`, or more where all copies of `stage` would cost too much beside one originator's work."""
+    copies_bytes = BYTES_PER_WEIGHT * stage_parameters(spec, stage) * len(holder_stages(stage, spec))
     work_bytes = 2 * spec.boundary_bytes * spec.rounds.microbatches
-    return max(spec.recovery.shadow_every, ceil(copy_bytes / (TRAFFIC_SHARE_MAX * work_bytes)))
+    return max(spec.recovery.shadow_every, ceil(copies_bytes / (TRAFFIC_SHARE_MAX * work_bytes)))
 
 
 class Shadows:
-    """One peer's copy, of one stage at a time."""
+    """One peer's copies, of the stages after the one that it serves."""
 
     def __init__(self, me: PeerId, spec: RunSpec) -> None:
         self._me = me
         self._spec = spec
-        self._stage: int | None = None  # that is followed
-        self._held: DonorState | None = None
-        self._due = 0  # the round after which the next copy is pulled
+        self._held: dict[int, DonorState] = {}
+        self._due: dict[
+            int, int
+        ] = {}  # stages that are followed: the round after which the next copy is pulled
         self._pulling: Download | None = None
         self._timers: Timers[str] = Timers()
 
@@ -63,32 +68,32 @@ class Shadows:
 
     def follow(self, own_stage: int, round_: int) -> None:
         """The own stage is served from now on. Peers of one stage do not all pull in the same round."""
-        if not self._spec.recovery.shadow_every:
-            return
-        stage = shadowed_stage(own_stage, self._spec.num_stages)
-        if stage != self._stage:
-            self._held = None
-        self._stage = stage
+        first = round_ + 1 + zlib.crc32(self._me.encode()) % RETRY_ROUNDS
+        self._due = dict.fromkeys(shadowed_stages(own_stage, self._spec), first)
+        self._held = {stage: held for stage, held in self._held.items() if stage in self._due}
         self._stop()
-        self._due = round_ + 1 + zlib.crc32(self._me.encode()) % RETRY_ROUNDS
 
     def held(self, stage: int) -> DonorState | None:
-        return self._held if self._held is not None and self._held.stage == stage else None
+        return self._held.get(stage)
 
     def on_round(self, round_: int, view: SwarmView, now: float) -> list[Action]:
-        """Own round `round_` has begun: is a copy due?"""
-        if self._stage is None or self._pulling is not None or round_ < self._due:
+        """Own round `round_` has begun: is a copy due? One at a time."""
+        if self._pulling is not None:
             return []
-        replicas = [info for info in view.replicas(self._stage) if info.peer != self._me]
-        if not replicas:
-            return []
-        self._due = round_ + RETRY_ROUNDS  # if what comes is not whole
+        for stage, due in self._due.items():
+            replicas = [info for info in view.replicas(stage) if info.peer != self._me]
+            if due <= round_ and replicas:
+                self._due[stage] = round_ + RETRY_ROUNDS  # if what comes is not whole
+                return [self._pull(stage, replicas, now)]
+        return []
+
+    def _pull(self, stage: int, replicas: Sequence[PeerInfo], now: float) -> Send:
         newest = max(info.round for info in replicas)
         equal = [info for info in replicas if info.round >= newest - 1]
         donor = equal[zlib.crc32(self._me.encode()) % len(equal)]
-        self._pulling = Download(donor, WeightsKind.WEIGHTS, self._stage)
+        self._pulling = Download(donor, WeightsKind.WEIGHTS, stage)
         self._timers.set("chunk", now + CHUNK_LIMIT_S)
-        return [self._pulling.request()]
+        return self._pulling.request()
 
     def on_chunk(self, sender: PeerId, chunk: WeightsChunk, now: float) -> list[Action]:
         pulling = self._pulling
@@ -103,10 +108,10 @@ class Shadows:
         self._timers.set("chunk", now + CHUNK_LIMIT_S)
         if not pulling.is_whole:
             return [pulling.request()]
-        self._held = pulling.state()
-        self._due += interval_rounds(self._spec, pulling.stage) - RETRY_ROUNDS
+        self._held[pulling.stage] = held = pulling.state()
+        self._due[pulling.stage] += interval_rounds(self._spec, pulling.stage) - RETRY_ROUNDS
         self._stop()
-        return [Count(name="shadow-kept", detail=f"stage {self._held.stage}: round {self._held.round}")]
+        return [Count(name="shadow-kept", detail=f"stage {held.stage}: round {held.round}")]
 
     def on_request(self, sender: PeerId, request: WeightsRequest) -> Send:
         """From a peer that takes the stage over."""
@@ -140,6 +145,4 @@ class Shadows:
 
     def check_invariants(self) -> None:
         assert (self._pulling is not None) == ("chunk" in self._timers), "a pull without a deadline"
-        assert self._held is None or self._held.stage == self._stage, (
-            "a shadow of a stage that is not followed"
-        )
+        assert self._held.keys() <= self._due.keys(), "a shadow of a stage that is not followed"

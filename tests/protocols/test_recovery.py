@@ -21,7 +21,7 @@ from protocols.recovery import CHUNK_LIMIT_S, RETRY_S, Recovery, RecoveryState
 from protocols.swarm import SwarmView
 from tests.protocols.builders import SPEC, info, view_of
 
-NO_SHADOWS = tiny_spec(4, recovery={"shadow_every": 0})
+NO_SHADOWS = tiny_spec(4, recovery={"shadow_depth": 0})
 SHA256 = "0" * 64
 TRAINED = view_of("a1", info("b1", round=7, grad_norm=2.0), info("d1", round=8, grad_norm=3.0))
 
@@ -162,11 +162,17 @@ def test_an_adopter_with_a_shadow_of_its_own_asks_nobody(shadowed: Recovery):
 
 
 def test_a_peer_without_a_shadow_is_still_a_neighbour(shadowed: Recovery):
-    """It has just joined: the mix takes its weights."""
+    """All have just joined: the mix takes their weights."""
     outlook = outlook_of(TRAINED)
     shadowed.begin(2, outlook, 0.0)
     actions = shadowed.on_chunk("b1", ask_shadow("b1").message.refusal(), outlook, 1.0)
     assert actions[1] == started("merge from b1, d1")
+
+
+def test_of_two_adjacent_stages_that_are_lost_both_come_back(shadowed: Recovery):
+    """The peers that kept the second's weights died with the first: those two stages before have them as well."""
+    rest = outlook_of(view_of(info("a1", round=8), info("d1", round=8)))
+    assert shadowed.begin(2, rest, 0.0)[1:] == [ask_shadow("a1")]
 
 
 def test_a_bad_shadow_is_not_tried_twice(shadowed: Recovery):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -12,17 +13,18 @@ from protocols.actions import Action, Count, Send
 from protocols.admission import stage_parameters
 from protocols.download import CHUNK_LIMIT_S
 from protocols.messages import WeightsChunk, WeightsKind, WeightsRequest
-from protocols.shadows import RETRY_ROUNDS, Shadows, interval_rounds, shadowed_stage
+from protocols.shadows import RETRY_ROUNDS, Shadows, holder_stages, interval_rounds, shadowed_stages
 from tests.protocols.builders import SPEC, info, view_of
 
 VIEW = view_of("a1", info("b1", round=60), info("c1", round=60), info("d1", round=60))
 LATE = 60
+ONE = tiny_spec(4, recovery={"shadow_depth": 1})
 
 
 @pytest.fixture
 def shadows() -> Iterator[Shadows]:
     """Of `b1`, which keeps stage 2's."""
-    shadows = Shadows("b1", SPEC)
+    shadows = Shadows("b1", ONE)
     shadows.follow(1, 0)
     yield shadows
     shadows.check_invariants()
@@ -44,7 +46,9 @@ def wants(stage: int = 2, index: int = 0) -> WeightsRequest:
 
 def test_the_copies_are_a_ring():
     """Stage 0's are kept by the last stage: there is no stage that nobody keeps."""
-    assert [shadowed_stage(stage, 4) for stage in range(4)] == [1, 2, 3, 0]
+    assert [shadowed_stages(stage, SPEC) for stage in range(4)] == [(1, 2), (2, 3), (3, 0), (0, 1)]
+    for stage in range(4):
+        assert all(stage in shadowed_stages(holder, SPEC) for holder in holder_stages(stage, SPEC))
 
 
 def test_a_copy_is_pulled_chunk_by_chunk_and_given_to_whoever_takes_the_stage_over(shadows: Shadows):
@@ -61,7 +65,7 @@ def test_a_copy_is_pulled_chunk_by_chunk_and_given_to_whoever_takes_the_stage_ov
 def test_the_next_copy_comes_an_interval_later(shadows: Shadows):
     shadows.on_round(LATE, VIEW, 0.0)
     shadows.on_chunk("c1", chunk(), 1.0)
-    interval = interval_rounds(SPEC, 2)
+    interval = interval_rounds(ONE, 2)
     assert shadows.on_round(LATE + interval - 1, VIEW, 2.0) == []
     assert asked(shadows.on_round(LATE + interval, VIEW, 3.0)) != []
     held = shadows.held(2)
@@ -70,12 +74,26 @@ def test_the_next_copy_comes_an_interval_later(shadows: Shadows):
 
 def test_copies_cost_at_most_a_fortieth_of_the_work_that_crosses_the_border():
     """A large stage with little work is copied less often than the RunSpec asks for."""
-    copy_bytes = 4 * stage_parameters(SPEC, 0)
-    work_bytes = 2 * SPEC.boundary_bytes * SPEC.rounds.microbatches
-    assert interval_rounds(SPEC, 0) >= SPEC.recovery.shadow_every
-    assert copy_bytes / interval_rounds(SPEC, 0) <= 0.025 * work_bytes
-    small = tiny_spec(4, recovery={"shadow_every": 1})
+    copy_bytes = 4 * stage_parameters(ONE, 0)
+    work_bytes = 2 * ONE.boundary_bytes * ONE.rounds.microbatches
+    assert interval_rounds(ONE, 0) >= ONE.recovery.shadow_every
+    assert copy_bytes / interval_rounds(ONE, 0) <= 0.025 * work_bytes
+    small = tiny_spec(4, recovery={"shadow_depth": 1, "shadow_every": 1})
     assert (interval_rounds(small, 0) - 1) * 0.025 * work_bytes < copy_bytes
+
+
+def test_two_stages_are_kept_one_pulled_after_the_other_and_each_half_as_often():
+    """So that two adjacent stages may be lost at once; the traffic stays what it was."""
+    both = Shadows("b1", SPEC)
+    both.follow(1, 0)
+    assert asked(both.on_round(LATE, VIEW, 0.0)) == [("c1", WeightsKind.WEIGHTS, 2, 0)]
+    assert both.on_round(LATE + 1, VIEW, 0.5) == []
+    both.on_chunk("c1", chunk(), 1.0)
+    assert asked(both.on_round(LATE + 2, VIEW, 2.0)) == [("d1", WeightsKind.WEIGHTS, 3, 0)]
+    both.on_chunk("d1", replace(chunk(), stage=3), 3.0)
+    assert [held.stage for stage in (2, 3) if (held := both.held(stage))] == [2, 3]
+    assert interval_rounds(SPEC, 2) >= 2 * interval_rounds(ONE, 2) - 1
+    both.check_invariants()
 
 
 @pytest.mark.parametrize("what", ["refuses", "is silent", "is lost"])
@@ -120,6 +138,6 @@ def test_chunks_that_nobody_asked_for_are_ignored(shadows: Shadows):
 
 
 def test_a_run_may_do_without():
-    none = Shadows("b1", tiny_spec(4, recovery={"shadow_every": 0}))
+    none = Shadows("b1", tiny_spec(4, recovery={"shadow_depth": 0}))
     none.follow(1, 0)
     assert none.on_round(LATE, VIEW, 0.0) == []
