@@ -37,7 +37,7 @@ def test_a_swarm_answers_chaos_by_itself_and_strangers_are_left_alone(tmp_path: 
     assert blows[:3] == ["freeze", "kill", "empty"]
     assert all(event["microbatch_s"] is not None for event in told["events"][:3])
     killed = sum(len(event["victims"]) for event in told["events"] if event["blow"] != "freeze")
-    recovered = sum(told["rungs"].get(rung, 0) for rung in ("initial", "catch-up", "merge", "copy"))
+    recovered = sum(told["rungs"].get(rung, 0) for rung in ("initial", "catch-up", "shadow", "merge", "copy"))
     assert recovered >= killed >= 2  # each of the dead has a successor that has found weights
     assert told["validation_loss"] is not None
     assert said[-1].endswith(str(tmp_path / REPORT_FILE))
