@@ -130,6 +130,9 @@ class PathSpec(_Part):
     missing_stages_max: int = Field(
         default=1, ge=0, description="stages without a replica that a path may skip"
     )
+    skip_train_share: float = Field(
+        default=0.0, ge=0, le=0.5, description="microbatches that leave out one stage, to learn to do without"
+    )
 
 
 class OuterSpec(_Part):

@@ -116,3 +116,19 @@ def test_every_path_is_legal_and_the_same_for_all(peers, swaps_max, path_stages,
         width = max(spec.paths.skip_width_max, len(missing) + 1)
         assert is_legal(stages(path), 6, length, swaps_max=swaps_max, skip_width_max=width)
         assert all(hop.peer in view and ord(hop.peer[0]) - 97 == hop.stage for hop in path)
+
+
+def test_a_share_of_the_training_leaves_out_one_stage_and_validation_none():
+    """Every eighth microbatch, each stage as often as the others; the same choice whenever it is asked."""
+    spec = tiny_spec(4, paths={"skip_train_share": 0.125})
+    planner = Planner(spec=spec, me="a1", costs=Costs("a1"))
+    paths = [planner.plan(EVERYBODY, counter, index=counter) for counter in range(1600)]
+    short = [stages(path) for path in paths if len(path) < 4]
+    assert 150 < len(short) < 250
+    left_out = Counter(next(iter({1, 2, 3} - set(path))) for path in short)
+    assert min(left_out.values()) > 0.6 * max(left_out.values())
+    again = Planner(spec=spec, me="a1", costs=Costs("a1"))
+    assert [stages(again.plan(EVERYBODY, counter, index=counter)) for counter in range(1600)] == [
+        stages(path) for path in paths
+    ]
+    assert all(len(planner.plan(EVERYBODY, counter)) == 4 for counter in range(50))
