@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from protocols.errors import GossamerError
-from protocols.run_spec import RunSpec, describe_errors
+from protocols.errors import GossamerError, describe_errors
+from protocols.run_spec import RunSpec
 
 logger = logging.getLogger(__name__)
 

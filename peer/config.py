@@ -21,8 +21,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from peer.pointers import default_runtime_dir
-from protocols.errors import ConfigError
-from protocols.run_spec import describe_errors
+from protocols.errors import ConfigError, describe_errors
 
 ENV_PREFIX = "GOSSAMER_"
 ENV_CONFIG = "GOSSAMER_CONFIG"  # names the file itself, hence not a field

@@ -20,8 +20,8 @@ from peer.export import WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 from peer.model.llama import Llama
 from peer.partial import check_order, layers_of, read_run
 from peer.tokens import load_tokenizer, special_tokens
-from protocols.errors import ConfigError
-from protocols.run_spec import ModelSpec, describe_errors
+from protocols.errors import ConfigError, describe_errors
+from protocols.run_spec import ModelSpec
 
 UNFINISHED_CHARACTER = "\ufffd"  # what the decoder gives for the first bytes of a character
 

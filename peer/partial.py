@@ -13,8 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from peer.export import PROVENANCE_NAME
-from protocols.errors import ConfigError
-from protocols.run_spec import ModelSpec, RunSpec, describe_errors
+from protocols.errors import ConfigError, describe_errors
+from protocols.run_spec import ModelSpec, RunSpec
 
 
 def read_run(folder: Path, model: ModelSpec) -> RunSpec:

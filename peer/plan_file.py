@@ -15,9 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from protocols.errors import ConfigError
+from protocols.errors import ConfigError, describe_errors
 from protocols.planning import Instance, PathRules, Timing, make_instance
-from protocols.run_spec import describe_errors
 from protocols.swarm import PeerId
 
 FILE_BYTES_MAX = 256 << 20  # a matrix of 4,000 peers, each cost with 16 characters

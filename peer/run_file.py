@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dht.identity import Identity, verify
 from peer.config import write_text
-from protocols.errors import ConfigError, GossamerError
-from protocols.run_spec import PROTOCOL_VERSION, RunSpec, describe_errors, preset
+from protocols.errors import ConfigError, GossamerError, describe_errors
+from protocols.run_spec import PROTOCOL_VERSION, RunSpec, preset
 
 RUN_FILE_BYTES_MAX = 64 << 10
 SIGNED_PREFIX = b"gossamer run file\n"  # so that a signature for another purpose never fits

@@ -11,6 +11,11 @@ Failures of other peers (dead, slow, silent) are events, never exceptions.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 class GossamerError(Exception):
     """Root of all our exceptions."""
@@ -34,3 +39,13 @@ class RemoteProtocolError(ProtocolError):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+
+
+def describe_errors(error: ValidationError) -> str:
+    """One line for all faults: `field.path: what is wrong; ...`."""
+    parts: list[str] = []
+    for fault in error.errors(include_url=False):
+        place = ".".join(str(part) for part in fault["loc"])
+        text = fault["msg"].removeprefix("Value error, ")
+        parts.append(f"{place}: {text}" if place else text)
+    return "; ".join(parts)

@@ -214,13 +214,15 @@ class GroupPlan:
 
     def path(self, index: int, view: SwarmView) -> Path | None:
         """The way of the round's microbatch `index`, if all of it is still there."""
-        if index >= len(self._own):
+        if index >= len(self._own) or self._of is None or self._of.spec.path_stages != self.spec.path_stages:
             return None
         path = self._own[index]
         return path if all(_serves(view.get(hop.peer), hop) for hop in path[1:]) else None
 
     def _is_news(self, problem: PlanProblem, now: float) -> bool:
         if self._of is None or problem.members != self._of.members:
+            return True
+        if problem.spec.path_stages != self._of.spec.path_stages:
             return True
         if now < self._look_again_s:
             return False

@@ -62,7 +62,7 @@ class Originator:
         self._me = me
         self._spec = spec
         self._ledger = ledger
-        self.planner = Planner(spec=spec, me=me, costs=costs)
+        self.planner = Planner(run=spec, me=me, costs=costs)
         self._open: dict[int, Microbatch] = {}
         self._queue: deque[int] = deque()
         self._timers: Timers[int] = Timers()
@@ -176,7 +176,7 @@ class Originator:
         trains = range(self.next_counter, self.next_counter + rounds.microbatches)
         if self.next_round >= rounds.total_rounds:
             trains = range(0)  # all trained: only the last validation is left
-        self.planner.start_round()
+        self.planner.start_round(self.next_round)
         planned: list[Microbatch] = []
         for counter, train in [*((c, False) for c in evals), *((c, True) for c in trains)]:
             path = self.planner.plan(view, counter, index=counter - trains.start if train else None)

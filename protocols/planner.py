@@ -41,9 +41,10 @@ class NoFeasiblePath:
 class Planner:
     """Path chooser of one originator; remembers what it assigned, so that work spreads evenly."""
 
-    spec: RunSpec
+    run: RunSpec
     me: PeerId
     costs: Costs
+    spec: RunSpec = field(init=False)  # with the rules for paths of this round
     group: GroupPlan = field(init=False)
     _boundary_bytes: int = field(init=False)
     _view: SwarmView = field(default_factory=SwarmView)  # that of the last plan
@@ -51,12 +52,15 @@ class Planner:
     _visits: dict[int, int] = field(default_factory=dict[int, int])
 
     def __post_init__(self) -> None:
+        self.spec = self.run.at(0)
         self._boundary_bytes = self.spec.boundary_bytes
         self.group = GroupPlan(self.spec, self.me, self.costs)
 
-    def start_round(self) -> None:
-        """Load balance is by round: what a peer was given in this one."""
+    def start_round(self, round_: int) -> None:
+        """Load balance is by round: what a peer was given in this one. Paths may be longer from now on."""
         self._assigned.clear()
+        if self.run.paths.growth:
+            self.spec = self.group.spec = self.run.at(round_)
 
     def plan(self, view: SwarmView, counter: int, *, index: int | None = None) -> Path | NoFeasiblePath:
         """The path of the next microbatch: the group's plan for the round's microbatch `index`, else the fastest.

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from protocols.errors import ConfigError
+from protocols.errors import ConfigError, describe_errors
 
 PROTOCOL_VERSION = 2
 RUN_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
@@ -120,6 +120,9 @@ class PathSpec(_Part):
     """Which stage orders are legal (SkipPipe 2.1; `protocols.stage_order` applies it)."""
 
     path_stages: int | None = Field(default=None, ge=2, description="stages a microbatch runs; null: all")
+    growth: tuple[tuple[int, int], ...] = Field(
+        default=(), max_length=64, description="[round, path_stages] from that round on, instead; ascending"
+    )
     swaps_max: int = Field(default=0, ge=0, le=2)
     skip_width_max: int = Field(
         default=4, ge=1, description="the next stage is at most so far beyond the frontier"
@@ -293,7 +296,19 @@ class RunSpec(_Part):
             raise ValueError("rounds.seq_len exceeds model.max_position_embeddings")
         if self.paths.path_stages is not None and self.paths.path_stages > self.num_stages:
             raise ValueError("paths.path_stages exceeds num_stages")
+        starts, lengths = (
+            [start for start, _ in self.paths.growth],
+            [stages for _, stages in self.paths.growth],
+        )
+        if sorted(set(starts)) != starts or not all(2 <= stages <= self.num_stages for stages in lengths):
+            raise ValueError("paths.growth: give ascending rounds, each with 2 to num_stages stages")
         return self
+
+    def at(self, round_: int) -> RunSpec:
+        """The rules for paths of that round: without `growth`, and `path_stages` as it says."""
+        grown = [stages for start, stages in self.paths.growth if start <= round_]
+        changes = {"growth": (), **({"path_stages": grown[-1]} if grown else {})}
+        return self.model_copy(update={"paths": self.paths.model_copy(update=changes)})
 
     @property
     def path_stages(self) -> int:
@@ -342,16 +357,6 @@ class RunSpec(_Part):
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise ConfigError(f"{where}: {describe_errors(error)}") from None
-
-
-def describe_errors(error: ValidationError) -> str:
-    """One line for all faults: `field.path: what is wrong; ...`."""
-    parts: list[str] = []
-    for fault in error.errors(include_url=False):
-        place = ".".join(str(part) for part in fault["loc"])
-        text = fault["msg"].removeprefix("Value error, ")
-        parts.append(f"{place}: {text}" if place else text)
-    return "; ".join(parts)
 
 
 _PRESETS: dict[str, dict[str, Any]] = {

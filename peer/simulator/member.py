@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 FETCH_S = 0.002
 PLAN_S = 0.1
 JITTER_SHARE = 0.2
+RETRY_SHARE = 0.25  # of a heartbeat, after a store that failed
 
 
 class Member:
@@ -91,7 +92,7 @@ class Member:
         return self.core.originator.num_in_flight if self.core.originator is not None else 0
 
     def start(self) -> None:
-        self.post(Started(view=self._simulation.table.view()))
+        self.post(Started(view=self._simulation.table.view(self.peer)))
         liveness = self._simulation.spec.liveness
         self._clock.after(liveness.view_poll_s * self._rng.random(), self._poll)
         self._clock.after(liveness.heartbeat_s * self._rng.random(), self._heartbeat)
@@ -151,15 +152,22 @@ class Member:
         if not self.is_alive:
             return
         if not self.is_stopped:
-            self.post(ViewChanged(view=self._simulation.table.view()))
+            view = self._simulation.table.look(self.peer)
+            if view is not None:
+                self.post(ViewChanged(view=view))
         self._clock.after(self._simulation.spec.liveness.view_poll_s * self._near_one(), self._poll)
 
     def _heartbeat(self) -> None:
         if not self.is_alive:
             return
         if not self.is_stopped:
-            self._simulation.table.store(self._info)
+            self._store()
         self._clock.after(self._simulation.spec.liveness.heartbeat_s * self._near_one(), self._heartbeat)
+
+    def _store(self) -> None:
+        """A store that failed is soon tried again."""
+        if self.is_alive and not self.is_stopped and not self._simulation.table.store(self._info):
+            self._clock.after(RETRY_SHARE * self._simulation.spec.liveness.heartbeat_s, self._store)
 
     def _look_after(self) -> None:
         """Calls those that own work depends on, as `peer.liveness` does."""
@@ -212,7 +220,7 @@ class Member:
         if (before.stage, before.state, before.outer_step, before.fresh) != (
             now.stage, now.state, now.outer_step, now.fresh
         ):  # fmt: skip
-            self._simulation.table.store(now)
+            self._store()
 
     def _finished(self, action: MicrobatchFinished) -> None:
         self._simulation.finished(action)
@@ -224,7 +232,7 @@ class Member:
         self._simulation.table.claim(self.peer, action.stage)
 
     def _read_claims(self, action: ReadClaims) -> None:
-        claims = self._simulation.table.claims(action.stage)
+        claims = self._simulation.table.claims(self.peer, action.stage)
         self._clock.after(FETCH_S, self.post, ClaimsRead(stage=action.stage, claims=claims))
 
     def _call(self, action: CallPeer) -> None:
@@ -239,7 +247,7 @@ class Member:
         self._clock.after(PLAN_S, self.post, weigh(action))
 
     def _answered(self, callee: PeerId, ok: bool, seconds: float) -> None:
-        is_gone = not ok and self._simulation.network.is_dead(callee)
+        is_gone = not ok and self._simulation.network.is_refused(self.peer, callee)
         self.post(PingDone(peer=callee, ok=ok, seconds=seconds, is_gone=is_gone))
 
     def _leave(self, action: Leave) -> None:

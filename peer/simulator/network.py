@@ -49,6 +49,7 @@ class Network:
         self._died_s: dict[PeerId, float] = {}
         self._stopped: dict[PeerId, list[tuple[PeerId, Message]]] = {}
         self._cuts: set[frozenset[PeerId]] = set()
+        self._sides: Callable[[PeerId], int] | None = None
         self._sessions: dict[PeerId, dict[PeerId, None]] = {}
         self._latency_s: dict[tuple[PeerId, PeerId], float] = {}
         self._uplink_free_s: dict[tuple[PeerId, bool], float] = {}
@@ -61,7 +62,8 @@ class Network:
         self._died_s[victim] = self._clock.now
         self._stopped.pop(victim, None)
         for other in self._sessions.pop(victim, {}):
-            self._clock.after(BROKEN_S * (0.5 + self._rng.random()), self._fail, other, victim, None)
+            if not self._is_cut(other, victim):
+                self._clock.after(BROKEN_S * (0.5 + self._rng.random()), self._fail, other, victim, None)
 
     def stop(self, victim: PeerId) -> None:
         """SIGSTOP: nobody is told anything."""
@@ -77,6 +79,10 @@ class Network:
     def heal(self, one: PeerId, other: PeerId) -> None:
         self._cuts.discard(frozenset((one, other)))
 
+    def split(self, sides: Callable[[PeerId], int] | None) -> None:
+        """Peers reach only those of their own side; None: all reach all again."""
+        self._sides = sides
+
     def revive(self, peer: PeerId) -> None:
         """A peer that was killed has started again under its old identity."""
         self._died_s.pop(peer, None)
@@ -85,7 +91,7 @@ class Network:
 
     def send(self, sender: PeerId, to: PeerId, message: Message, num_bytes: int) -> None:
         now = self._clock.now
-        if to in self._died_s:
+        if to in self._died_s and not self._is_cut(sender, to):
             self._clock.after(BROKEN_S, self._fail, sender, to, message)
             return
         self._sessions.setdefault(sender, {})[to] = None
@@ -107,18 +113,24 @@ class Network:
     ) -> None:
         """A direct call: `done(to, ok, seconds)`."""
         round_trip_s = self._trip_s(caller, to) + self._trip_s(to, caller)
-        if to in self._died_s:
+        if self.is_refused(caller, to):
             self._clock.after(BROKEN_S, done, to, False, BROKEN_S)
-        elif to in self._stopped or frozenset((caller, to)) in self._cuts or round_trip_s > limit_s:
+        elif to in self._stopped or self._is_cut(caller, to) or round_trip_s > limit_s:
             self._clock.after(limit_s, done, to, False, limit_s)
         else:
             self._clock.after(round_trip_s, done, to, True, round_trip_s)
 
-    def is_dead(self, peer: PeerId) -> bool:
-        return peer in self._died_s
+    def is_refused(self, caller: PeerId, to: PeerId) -> bool:
+        """Its machine answers that nobody listens."""
+        return to in self._died_s and not self._is_cut(caller, to)
+
+    def _is_cut(self, one: PeerId, other: PeerId) -> bool:
+        if self._sides is not None and self._sides(one) != self._sides(other):
+            return True
+        return bool(self._cuts) and frozenset((one, other)) in self._cuts
 
     def _is_lost(self, sender: PeerId, to: PeerId, message: Message) -> bool:
-        if self._cuts and frozenset((sender, to)) in self._cuts:
+        if self._is_cut(sender, to):
             self._clock.after(self._links.ack_s, self._fail, sender, to, message)
             return True
         if self._links.loss_share == 0.0 or self._rng.random() >= self._links.loss_share:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from peer.simulator.clock import Clock
 from peer.simulator.compute import CostCompute
 from peer.simulator.member import Member
 from peer.simulator.network import SMALL_BYTES, LinkSettings, Network
 from peer.simulator.report import Books, Chronicle, InvariantBroken, Report, Tell
-from peer.simulator.table import Table
+from peer.simulator.table import Sides, Table
 from protocols.actions import Action, MicrobatchFinished
 from protocols.errors import ConfigError
 from protocols.events import (
@@ -51,6 +52,19 @@ def tiny_spec(num_stages: int, **changes: object) -> RunSpec:
     return RunSpec.model_validate(fields)
 
 
+class Watcher(Protocol):
+    """Looks on from outside: sees what no peer can see."""
+
+    def happened(self, now: float, member: Member, actions: Sequence[Action]) -> None:
+        """A member has handled an event."""
+
+    def befell(self, now: float, member: Member) -> None:
+        """A member has died, left, been stopped or resumed."""
+
+    def split(self, now: float, sides: Sides | None) -> None:
+        """The swarm is split, or (None) whole again."""
+
+
 class Simulation:
     """Build it, say what shall happen and when, `run` it once."""
 
@@ -65,22 +79,25 @@ class Simulation:
         tell: Tell = Tell.NOTHING,
         links: LinkSettings | None = None,
         make_compute: type[CostCompute] = CostCompute,
+        reading_s: float = 0.0,
+        watcher: Watcher | None = None,
     ) -> None:
+        """`reading_s`: views of the table are no older; many peers then share one. `watcher` sees what is true."""
         if max(layout) >= STAGES_MAX:
             raise ConfigError(f"a simulated swarm has at most {STAGES_MAX} stages")
         self.spec = spec
         self.seed = seed
         self.make_compute = make_compute
         self.clock = Clock()
-        self.table = Table(self.clock, spec)
-        self.network = Network(
-            self.clock, seed, links or LinkSettings(), deliver=self._deliver, fail=self._on_send_failed
-        )
+        links = links or LinkSettings()
+        self.table = Table(self.clock, spec, seed, loss_share=links.loss_share, reading_s=reading_s)
+        self.network = Network(self.clock, seed, links, deliver=self._deliver, fail=self._on_send_failed)
         self.books = Books()
         self.chronicle = Chronicle(tell)
         self.members: dict[PeerId, Member] = {}
         self._num_joined: dict[str, int] = {}
         self._check = check
+        self._watcher = watcher
         self._is_closing = False
         self._pack = _packer(spec) if encode else None
         for stage, replicas in sorted(layout.items()):
@@ -118,10 +135,20 @@ class Simulation:
         self.clock.at(at, self._cut, one, other)
         self.clock.at(heal_at, self._heal, one, other)
 
+    def split(self, sides: Sides, at: float, heal_at: float) -> None:
+        """Links and table are cut in two: `sides` says who is where."""
+        self.clock.at(at, self._split, sides)
+        self.clock.at(heal_at, self._split, None)
+
     def slow(self, who: PeerId, factor: float, at: float) -> None:
         self.clock.at(at, self._slow, who, factor)
 
     # ---- running ----
+
+    def go_on_until(self, until_s: float) -> Report:
+        """Without an end: what is open stays open, so `leaked` says nothing yet."""
+        self._go(lambda: False, until_s)
+        return self._report()
 
     def run(self, *, until_microbatches: int | None = None, until_s: float = SECONDS_MAX) -> Report:
         """Go on until so many are trained (or until then), let the originators finish, look for leaks."""
@@ -186,6 +213,8 @@ class Simulation:
         now = self.clock.now
         self.chronicle.happened(now, member.peer, event)
         self.chronicle.decided(now, member.peer, actions)
+        if self._watcher is not None:
+            self._watcher.happened(now, member, actions)
         if self._check:
             try:
                 member.core.check_invariants(0.0 if member.is_late else now)
@@ -235,16 +264,35 @@ class Simulation:
     def _end(self, member: Member) -> None:
         member.die()
         self.network.kill(member.peer)
+        self._befell(member)
 
     def _stop(self, member: Member) -> None:
         self.chronicle.weather(self.clock.now, f"stop {member.peer}")
         member.is_stopped = True
         self.network.stop(member.peer)
+        self._befell(member)
 
     def _resume(self, member: Member) -> None:
         self.chronicle.weather(self.clock.now, f"resume {member.peer}")
         member.resume()
         self.network.resume(member.peer)
+        self._befell(member)
+
+    def _befell(self, member: Member) -> None:
+        if self._watcher is not None:
+            self._watcher.befell(self.clock.now, member)
+
+    def _split(self, sides: Sides | None) -> None:
+        self.chronicle.weather(
+            self.clock.now, "the swarm is whole again" if sides is None else "the swarm is split"
+        )
+        self.network.split(sides)
+        if sides is None:
+            self.table.heal()
+        else:
+            self.table.split(sides)
+        if self._watcher is not None:
+            self._watcher.split(self.clock.now, sides)
 
     def _join(self, stage: int | None) -> None:
         if self._is_closing:

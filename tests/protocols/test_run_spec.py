@@ -61,6 +61,8 @@ def test_all_faults_are_told_at_once():
         ({"num_stages": 4}, "cannot be cut into 3 equal stages"),
         ({"rounds": {"seq_len": 4096}}, "seq_len exceeds"),
         ({"paths": {"path_stages": 9}}, "path_stages exceeds"),
+        ({"paths": {"growth": [[5, 3], [2, 4]]}}, "paths.growth"),
+        ({"paths": {"growth": [[0, 9]]}}, "paths.growth"),
         ({"protocol_version": 9}, "this release speaks 2"),
     ],
 )
