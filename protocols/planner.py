@@ -50,6 +50,8 @@ class Planner:
     _view: SwarmView = field(default_factory=SwarmView)  # that of the last plan
     _assigned: dict[PeerId, int] = field(default_factory=dict[PeerId, int])
     _visits: dict[int, int] = field(default_factory=dict[int, int])
+    _round: int = 0
+    _missing_since: dict[int, int] = field(default_factory=dict[int, int])  # stage -> first round without it
 
     def __post_init__(self) -> None:
         self.spec = self.run.at(0)
@@ -59,6 +61,7 @@ class Planner:
     def start_round(self, round_: int) -> None:
         """Load balance is by round: what a peer was given in this one. Paths may be longer from now on."""
         self._assigned.clear()
+        self._round = round_
         if self.run.paths.growth:
             self.spec = self.group.spec = self.run.at(round_)
 
@@ -69,7 +72,7 @@ class Planner:
         """
         self._view = view
         missing = self._missing(view)
-        if len(missing) > self._missing_max():
+        if len(missing) > self._missing_max() or self._is_too_long(missing):
             return NoFeasiblePath(empty_stages=tuple(sorted(missing)))
         planned = self.group.path(index, view) if index is not None else None
         path = planned or self._choose(view, counter, missing)
@@ -84,6 +87,12 @@ class Planner:
         if not self.group.may_want(view) or len(self._missing(view)) > self._missing_max():
             return []
         return self.group.want(view, now)
+
+    def _is_too_long(self, missing: frozenset[int]) -> bool:
+        """Crucible's K_max: without one of its stages a model trains on for a while, not for good."""
+        self._missing_since = {stage: self._missing_since.get(stage, self._round) for stage in missing}
+        longest = max((self._round - since for since in self._missing_since.values()), default=0)
+        return longest >= self.spec.paths.missing_rounds_max
 
     def _missing(self, view: SwarmView) -> frozenset[int]:
         return frozenset(view.empty_stages(self.spec.num_stages))

@@ -128,11 +128,10 @@ class PathSpec(_Part):
         default=4, ge=1, description="the next stage is at most so far beyond the frontier"
     )
     planned: bool = Field(
-        default=True, description="originators plan rounds together; false: each takes its fastest paths"
+        default=True, description="together; false: each originator takes its fastest paths"
     )
-    missing_stages_max: int = Field(
-        default=1, ge=0, description="stages without a replica that a path may skip"
-    )
+    missing_stages_max: int = Field(default=1, ge=0, description="stages without a replica that it may skip")
+    missing_rounds_max: int = Field(default=500, ge=1, description="rounds for which they may; then all wait")
     skip_train_share: float = Field(
         default=0.0, ge=0, le=0.5, description="microbatches that leave out one stage, to learn to do without"
     )

@@ -144,3 +144,16 @@ def test_paths_grow_with_the_rounds_where_the_run_says_so():
         planner.start_round(round_)
         lengths.append(len(planner.plan(view, round_)))
     assert lengths == [3, 3, 4, 4, 5, 5]
+
+
+def test_a_missing_stage_is_skipped_for_so_many_rounds_and_then_waited_for():
+    """K_max: what nobody can take over must not be trained without for ever. Once it is back, all begins anew."""
+    planner = Planner(run=tiny_spec(4, paths={"missing_rounds_max": 3}), me="a1", costs=Costs("a1"))
+    without = view_of("a1", "b1", "d1")
+    for round_ in range(10, 13):
+        planner.start_round(round_)
+        assert stages(planner.plan(without, round_)) == (0, 1, 3)
+    planner.start_round(13)
+    assert planner.plan(without, 13) == NoFeasiblePath(empty_stages=(2,))
+    assert stages(planner.plan(view_of("a1", "b1", "c1", "d1"), 14)) == (0, 1, 2, 3)
+    assert stages(planner.plan(without, 15)) == (0, 1, 3)
