@@ -45,8 +45,7 @@ class Adoption:
         watched: set[PeerId] = set()
         for stage in range(self._spec.num_stages):
             replicas = view.replicas(stage)
-            rest = view.without(info.peer for info in replicas)
-            mine = len(replicas) <= THIN_REPLICAS and adopter(rest, stage, self._spec.num_stages) == self._me
+            mine = len(replicas) <= THIN_REPLICAS and adopter(view, stage, self._spec.num_stages) == self._me
             if not mine or self._is_coming(view, stage):
                 self._empty_polls.pop(stage, None)
                 continue

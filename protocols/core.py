@@ -49,7 +49,7 @@ from protocols.inbox import on_message, on_send_failed
 from protocols.moves import Moves
 from protocols.originator import Originator
 from protocols.outer_sync import OuterSync
-from protocols.outlook import Outlook, lives_on
+from protocols.outlook import Outlook
 from protocols.recovery import Recovery, RecoveryState
 from protocols.relay import Relay
 from protocols.rounds import RoundLedger
@@ -254,7 +254,7 @@ class PeerCore:
     # ---- view, liveness ----
 
     def _on_view(self, view: SwarmView, now: float) -> list[Action]:
-        gone = [info.peer for info in self.view.peers if info.peer != self.me and not lives_on(info, view)]
+        gone = sorted(peer for peer, _ in self.view.lives - view.lives if peer != self.me)
         self.outlook.see(view)
         self.costs.forget(view)
         actions: list[Action] = []

@@ -6,7 +6,7 @@ was refused is forgotten at the next look at the table. Invariant: `visible` is 
 
 from __future__ import annotations
 
-from protocols.swarm import PeerId, PeerInfo, SwarmView
+from protocols.swarm import PeerId, SwarmView
 from protocols.timers import Timers
 
 
@@ -60,9 +60,3 @@ class Outlook:
     def _look(self) -> None:
         self.visible = self.view.without([*self._suspects.names(), *self._avoided])
         self.originators = tuple(info.peer for info in self.visible.originators())
-
-
-def lives_on(info: PeerInfo, view: SwarmView) -> bool:
-    """The peer behind `info` is in `view`, and has not started anew meanwhile."""
-    now = view.get(info.peer)
-    return now is not None and now.started_unix_s == info.started_unix_s

@@ -99,7 +99,7 @@ class Recovery:
     def _from_neighbours(self, stage: int, outlook: Outlook, now: float) -> list[Action]:
         neighbours = self._willing(self._neighbours(stage, outlook.visible), WeightsKind.WEIGHTS)
         if not neighbours:
-            known = self._siblings(stage, outlook.view) or self._neighbours(stage, outlook.view)
+            known = self._siblings(stage, outlook.view) or self._trained(stage, outlook.view)
             if known:
                 return self._pause(now)
             round_, outer_step = _reached(outlook.view)  # not 0 where a first stage died with all who knew it
@@ -122,6 +122,11 @@ class Recovery:
             return []
         beside = [each for each in (stage - 1, stage + 1) if 1 <= each < self._spec.num_stages]
         return [info for each in beside for info in self._siblings(each, view) if info.round > 0]
+
+    def _trained(self, stage: int, view: SwarmView) -> list[PeerInfo]:
+        """Of all middle stages: those between the nearest one and `stage` are adopted first, one after another."""
+        middle = range(1, self._spec.num_stages) if stage else ()
+        return [info for each in middle for info in self._siblings(each, view) if info.round > 0]
 
     def _willing(self, infos: list[PeerInfo], kind: WeightsKind) -> list[PeerInfo]:
         return [info for info in infos if (info.peer, kind) not in self._failed]

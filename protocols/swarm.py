@@ -51,6 +51,9 @@ class SwarmView:
     peers: tuple[PeerInfo, ...] = ()
     _by_id: dict[PeerId, PeerInfo] = field(init=False, repr=False, compare=False)
     _replicas: dict[int, tuple[PeerInfo, ...]] = field(init=False, repr=False, compare=False)
+    lives: frozenset[tuple[PeerId, float]] = field(
+        init=False, repr=False, compare=False
+    )  # peer, when it started
 
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.peers, key=lambda info: info.peer))
@@ -59,6 +62,7 @@ class SwarmView:
             if info.stage is not None and info.state is PeerState.SERVING:
                 replicas.setdefault(info.stage, []).append(info)
         object.__setattr__(self, "peers", ordered)
+        object.__setattr__(self, "lives", frozenset((info.peer, info.started_unix_s) for info in ordered))
         object.__setattr__(self, "_by_id", {info.peer: info for info in ordered})
         object.__setattr__(self, "_replicas", {stage: tuple(infos) for stage, infos in replicas.items()})
 

@@ -234,6 +234,16 @@ def test_neighbours_that_all_failed_are_no_reason_for_initial_weights(recovery: 
     assert recovery.next_deadline() == 2.0 + RETRY_S
 
 
+def test_while_a_middle_stage_has_trained_nobody_starts_with_initial_weights(recovery: Recovery):
+    """Stages 1 and 2 are out of sight, as after a split: stage 2 comes back first, from stage 3, and then stage 1.
+
+    Found by the simulator, seeds 2 and 5 of 200 peers.
+    """
+    assert recovery.begin(1, outlook_of(view_of("a1", info("d1", round=8))), 0.0) == []
+    assert recovery.state is RecoveryState.COLLECTING
+    assert recovery.next_deadline() == RETRY_S
+
+
 def test_a_suspect_is_not_asked_but_not_forgotten(recovery: Recovery):
     """Its record still stands: wait for it, or for its record to lapse."""
     outlook = outlook_of(view_of(info("c1", round=7)))
