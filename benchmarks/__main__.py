@@ -11,6 +11,7 @@ from benchmarks.bars import save_section
 NAMES = (
     "throughput",
     "simulator",
+    "swarm_churn",
     "wire",
     "skipping",
     "gpu",

@@ -36,7 +36,7 @@ class Found:
 
     jumps: list[Jumps] = field(default_factory=list)
     pairs: list[Pairs] = field(default_factory=list)
-    prepared: list[Prepared] = field(default_factory=list)
+    prepared: dict[float, list[Prepared]] = field(default_factory=lambda: defaultdict(list))
     gaps: dict[str, list[Gaps]] = field(default_factory=lambda: defaultdict(list))
     reached: dict[str, list[Reached]] = field(default_factory=lambda: defaultdict(list))
 
@@ -57,7 +57,9 @@ def study(size: Size, folder: Path) -> Report:
     found, facts = Found(), list[tuple[str, str]]()
     for seed in size.seeds:
         facts += of_seed(size, seed, found, folder)
-    depths = {depth: recovery_outages.study(size, depth, further=True) for depth in recovery_outages.DEPTHS}
+    depths = {
+        depth: recovery_outages.study(size, depth, further=True) for depth in recovery_outages.SEEDS_AT_DEPTH
+    }
     names = found.jumps[0].jump
     draw_outages(
         folder / OUTAGES_PNG, depths, {name: fmean(one.jump[name] for one in found.jumps) for name in names}
@@ -82,7 +84,8 @@ def of_seed(size: Size, seed: int, found: Found, folder: Path) -> tuple[tuple[st
     base = failure_free(size, seed)
     found.jumps.append(recovery_jumps.jumps(base))
     found.pairs.append(recovery_jumps.pairs(base))
-    found.prepared.append(recovery_jumps.prepared(base, found.jumps[-1].jump[recovery_jumps.BYPASS]))
+    for share in recovery_jumps.SHARES if seed == size.seeds[0] else recovery_jumps.SHARES[:1]:
+        found.prepared[share].append(recovery_jumps.prepared(base, share))
     for name, probability in recovery_gaps.CHURN_RATES.items():
         found.gaps[name].append(recovery_gaps.gaps(base, probability))
     for percent in recovery_gaps.TARGET_LIMITS:
@@ -98,7 +101,9 @@ def of_seed(size: Size, seed: int, found: Found, folder: Path) -> tuple[tuple[st
 
 def tell(name: str, found: Found) -> None:
     """What the last seed gave: a full run is long, and a person wants to see it move."""
-    print(f"{name}: {found.jumps[-1]}, {found.pairs[-1]}, {found.prepared[-1]}", flush=True)
+    print(f"{name}: {found.jumps[-1]}, {found.pairs[-1]}", flush=True)
+    for share, prepared in found.prepared.items():
+        print(f"{name}, {share} skip: {prepared}", flush=True)
     for rate, gaps in found.gaps.items():
         print(f"{name}, {rate}: {gaps[-1]}", flush=True)
     for percent, reached in found.reached.items():

@@ -15,8 +15,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from benchmarks.failures import CONVERGENCE_SEED, StageLoss, stage_losses
 from benchmarks.recovery_base import SMOOTHED, Base
 from benchmarks.recovery_rules import ExactEnds, Ladder, Rule, Rung, rebuild
@@ -31,8 +29,6 @@ ITERATION_S: float = RATES["iteration_s_500M"]["checkfree"]
 CHECKPOINT_ITERATION_S: float = RATES["iteration_s_500M"]["checkpoint"]
 REDUNDANT_ITERATION_S: float = RATES["iteration_s_500M"]["redundant"]
 REBUILD_S: float = RATES["recovery_s_per_stage"]
-OUTAGE_ROUNDS = 6  # Crucible's
-REPLICAS = 8
 
 
 class Remedy(Protocol):
@@ -97,24 +93,6 @@ class RollingBack:
         self._trainer.train()
         if self._trainer.round % self._trainer.size.checkpoint_every == 0:
             self._checkpoint = self._trainer.snapshot()
-
-
-class Skipping:
-    """One of several replicas loses the stage: its rows pass it by for some rounds, then it has current weights."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.round_s = ITERATION_S
-        self._trainer = trainer
-        self._until: dict[int, int] = {}
-
-    def repair(self, lost: Sequence[int]) -> float:
-        self._until.update(dict.fromkeys(lost, self._trainer.round + OUTAGE_ROUNDS))
-        return 0.0
-
-    def train(self) -> None:
-        rows = self._trainer.spec.rounds.rows
-        skipped_B = torch.arange(rows) < max(1, rows // REPLICAS)
-        self._trainer.train({s: skipped_B for s, end in self._until.items() if self._trainer.round < end})
 
 
 class Climbing:

@@ -15,7 +15,6 @@ from benchmarks.recovery_churn import (
     Rebuilding,
     Remedy,
     RollingBack,
-    Skipping,
     branch,
     course,
     draws,
@@ -128,18 +127,9 @@ def target_findings(found: dict[str, list[Reached]]) -> Findings:
 def others(base: Base) -> dict[str, Course]:
     """Other remedies to the same target at 16 % an hour, one seed: for the table and the picture."""
     found: dict[str, Course] = {}
-    for name in (
-        *(rule.value for rule in (Rule.RANDOM, Rule.CHECKFREE, Rule.CHECKFREE_PLUS)),
-        CHECKPOINT,
-        "skipping, 1 of 8 replicas",
-    ):
+    for name in (Rule.CHECKFREE.value, Rule.CHECKFREE_PLUS.value, CHECKPOINT):
         trainer = Trainer(base.trainer.size, base.trainer.spec)
-        if name == CHECKPOINT:
-            remedy: Remedy = RollingBack(trainer)
-        elif name in {rule.value for rule in Rule}:
-            remedy = Rebuilding(trainer, Rule(name))
-        else:
-            remedy = Skipping(trainer)
+        remedy: Remedy = RollingBack(trainer) if name == CHECKPOINT else Rebuilding(trainer, Rule(name))
         found[name] = _to_target(base, trainer, remedy, WORST)
     return found
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from benchmarks.bars import Bar
-from benchmarks.recovery_base import Base
+from benchmarks.recovery_base import Base, mean_bypass
 from benchmarks.recovery_findings import Findings, ratio, spread
 from benchmarks.recovery_rules import Rule, rebuild, rebuild_pair
 from benchmarks.recovery_sizes import INNER, PAIRS, Size
@@ -21,7 +21,7 @@ from benchmarks.recovery_trainer import Trainer, training_skips
 BYPASS, SHADOW = "bypass", "shadow"
 FOLLOWED = (Rule.CHECKFREE.value, Rule.REFIT.value, SHADOW)  # whose way back is measured too
 LOOK_EVERY = 5  # rounds
-SKIP_TRAIN_SHARE = 1 / 8
+SHARES = (1 / 8, 1 / 2)  # `skip_train_share`: that of the bar, and more
 
 
 @dataclass(slots=True)
@@ -151,28 +151,38 @@ class Prepared:
     plain_jump: float
 
 
-def prepared(base: Base, plain_jump: float) -> Prepared:
-    """Train from nothing, as long as the base."""
-    size, spec = base.trainer.size, base.trainer.spec
-    trainer = Trainer(size, spec)
-    for _ in range(size.base_rounds):
-        trainer.train(training_skips(spec, trainer.round, SKIP_TRAIN_SHARE, INNER))
+def prepared(base: Base, share: float) -> Prepared:
+    """From the base's state on, as long as churn lasts, `share` of the rows skip one inner stage each."""
+    trainer, spec = base.restored(), base.trainer.spec
+    for _ in range(trainer.size.churn_rounds):
+        trainer.train(training_skips(spec, trainer.round, share, INNER))
     loss = trainer.validate()
-    jump = fmean(trainer.validate({stage}) - loss for stage in INNER)
-    return Prepared(loss_ratio=loss / base.loss, jump=jump, plain_jump=plain_jump)
+    return Prepared(
+        loss_ratio=loss / base.curve[trainer.round],
+        jump=mean_bypass(trainer, loss),
+        plain_jump=base.end_jump,
+    )
 
 
-def prepared_findings(found: list[Prepared]) -> Findings:
-    """A13."""
-    value = ratio(fmean(one.jump for one in found), fmean(one.plain_jump for one in found))
+def prepared_findings(found: dict[float, list[Prepared]]) -> Findings:
+    """A13; the second share is a fact."""
+    facts = [
+        ("trained plainly: bypass jump, nats a token", spread([one.plain_jump for one in found[SHARES[0]]]))
+    ]
+    jumps, losses = dict[float, float](), dict[float, float]()
+    for share, some in found.items():
+        name = f"trained with {share:.3g} of the rows skipping"
+        jumps[share] = ratio(fmean(one.jump for one in some), fmean(one.plain_jump for one in some))
+        losses[share] = fmean(one.loss_ratio for one in some)
+        facts += [
+            (f"{name}: bypass jump, nats a token", spread([one.jump for one in some])),
+            (f"{name}: bypass jump / plain", f"{jumps[share]:.3f}"),
+            (f"{name}: loss of all stages / plain", spread([one.loss_ratio for one in some])),
+        ]
     bars = (
-        Bar(id="A13a", value=value, op="<=", limit=0.6,
+        Bar(id="A13a", value=jumps[SHARES[0]], op="<=", limit=0.6,
             what="bypass jump, trained with 1/8 of the rows skipping one inner stage / without"),
-        Bar(id="A13b", value=fmean(one.loss_ratio for one in found), op="<=", limit=1.01,
+        Bar(id="A13b", value=losses[SHARES[0]], op="<=", limit=1.01,
             what="loss of all stages, trained so / without"),
     )  # fmt: skip
-    facts = (
-        ("trained with skips: bypass jump, nats a token", spread([one.jump for one in found])),
-        ("trained with skips: loss of all stages / plain", spread([one.loss_ratio for one in found])),
-    )
-    return Findings(bars=bars, facts=facts)
+    return Findings(bars=bars, facts=tuple(facts))

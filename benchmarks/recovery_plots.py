@@ -9,8 +9,9 @@ from typing import Any
 from benchmarks.recovery_churn import ITERATION_S, REDUNDANT_ITERATION_S, Course
 from benchmarks.recovery_outages import Depth
 
-COLOURS = ("#3b6fb6", "#e08a2e", "#2f9e6e", "#b5485d", "#7a5ba8", "#8a94a3", "#c2a11f", "#20808d")
+COLOURS = ("#3b6fb6", "#e08a2e", "#2f9e6e", "#7a5ba8", "#c2a11f", "#8a94a3", "#20808d")
 BARE, OURS = "#222831", "#d6204e"
+EXCESS_TICKS = (-1, -0.5, 0, 0.5, 1, 2, 5, 10, 20, 50)  # percent
 Curve = Sequence[tuple[float, float]]
 
 
@@ -24,6 +25,7 @@ def _figure(width_in: float, height_in: float) -> tuple[Any, Any, Any]:
     figure, axes = pyplot.subplots(1, 2, figsize=(width_in, height_in), layout="constrained")
     for one in axes:
         one.grid(color="#dfe3e8", linewidth=0.6)
+        one.set_axisbelow(True)
         one.spines[["top", "right"]].set_visible(False)
     return figure, axes, pyplot
 
@@ -49,7 +51,10 @@ def draw_courses(
     for axes, label in ((by_rounds, "rounds trained, repeated ones included"), (by_hours, "modelled hours")):
         axes.axhline(target, linestyle="--", color="gray", linewidth=0.8)
         axes.set(xlabel=label, ylabel="validation loss, nats a token")
-        axes.set_ylim(min(points[-1][1], target) - 0.1, target + 1.2)
+        axes.set_ylim(min(points[-1][1], target) - 0.05, target + 0.7)
+    by_rounds.set_xlim(left=next(rounds for rounds, loss in points if loss < target + 0.9))
+    by_hours.set_xlim(left=by_rounds.get_xlim()[0] * ITERATION_S / 3600)
+    by_rounds.text(by_rounds.get_xlim()[0], target, " target", va="bottom", fontsize=8.5, color="gray")
     by_rounds.set_title("every middle stage lost at 16 % an hour", loc="left", fontsize=11)
     by_hours.set_title("with the published seconds of a round and of a rebuild", loc="left", fontsize=11)
     by_rounds.legend(frameon=False, fontsize=8.5)
@@ -78,15 +83,28 @@ def draw_outages(path: Path, depths: Mapping[int, Depth], jumps: Mapping[str, fl
     figure, (axes, bars), pyplot = _figure(13, 5.0)
     for (depth, one), colour in zip(depths.items(), COLOURS, strict=False):
         base = one.none[0].loss
-        first = (one.skip[0][0], one.drop[0])
         multiples = [1, *one.further]
-        runs = [first, *one.further.values()]
+        runs = [
+            one.published(),
+            *((skip.loss / base, drop.loss / base) for skip, drop in one.further.values()),
+        ]
         for index, (policy, line) in enumerate((("skip the stage", "-"), ("drop the replica", ":"))):
-            excess = [100 * (pair[index].loss / base - 1) for pair in runs]
+            excess = [100 * (pair[index] - 1) for pair in runs]
             axes.plot(multiples, excess, line, marker="o", color=colour, label=f"{depth} stages, {policy}")
     axes.axhline(0.5, linestyle="--", color="gray", linewidth=0.8)
+    axes.text(
+        multiples[-1],
+        0.5,
+        "bar at the published rate: 0.5 %",
+        ha="right",
+        va="bottom",
+        fontsize=8.5,
+        color="gray",
+    )
     axes.set_xscale("log", base=4)
+    axes.set_xticks(multiples, [f"{multiple} x" for multiple in multiples])
     axes.set_yscale("symlog", linthresh=1.0)
+    axes.set_yticks(EXCESS_TICKS, [f"{tick:g}" for tick in EXCESS_TICKS])
     axes.set(
         xlabel="outages, in multiples of the published rate",
         ylabel="loss above the run without outages, %",

@@ -7,7 +7,7 @@ the mix are smoothed gradient norms before clipping, and Adam's warm-up of 30 st
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from torch import Tensor
@@ -16,7 +16,7 @@ from benchmarks.recovery_trainer import Trainer
 from peer.compute.refit import Refit, refit
 from peer.model.stage import build_stage, renumbered
 from protocols.checkfree import mix, twin
-from protocols.shadows import shadowed_stage
+from protocols.shadows import holder_stages, shadowed_stages
 
 RANDOM_SEED_SHIFT = 7_919  # another draw than the run's own first weights
 
@@ -128,14 +128,15 @@ class ExactEnds:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A copy of a stage's weights at the end of `round`; nobody writes to it."""
+    """A copy of a stage's weights at the end of `round`, and the stages whose peers have it; nobody writes to it."""
 
     weights: Tensor  # flat fp32
     round: int
+    holders: frozenset[int]
 
 
 class Ladder:
-    """Shadows in a ring, and what is done where a shadow went down with its holder."""
+    """Shadows in a ring, and what is done where a shadow went down with its last holder."""
 
     def __init__(self, trainer: Trainer, shadows: Mapping[int, Shadow] | None = None) -> None:
         """`shadows`: what the holders have already, by the stage that is held."""
@@ -147,12 +148,14 @@ class Ladder:
         trainer = self._trainer
         if trainer.round % trainer.size.shadow_every == 0:
             for stage in trainer.middle:
-                self.shadows[stage] = Shadow(trainer.flats[stage].weights.clone(), trainer.round)
+                holders = frozenset(holder_stages(stage, trainer.spec))
+                self.shadows[stage] = Shadow(trainer.flats[stage].weights.clone(), trainer.round, holders)
 
     def rebuild(self, lost: Sequence[int]) -> list[Rung]:
         """Stages of which no replica is left, in ascending order, all lost in one round."""
-        for stage in lost:
-            self.shadows.pop(shadowed_stage(stage, self._trainer.spec.num_stages), None)
+        for holder in lost:
+            for stage in shadowed_stages(holder, self._trainer.spec):
+                self._forget(stage, holder)
         rungs: list[Rung] = []
         without: list[int] = []
         for stage in lost:
@@ -163,6 +166,11 @@ class Ladder:
                 self._trainer.set_weights(stage, shadow.weights)
                 rungs.append(Rung.SHADOW)
         return rungs + self._rebuild_without_shadow(without)
+
+    def _forget(self, stage: int, holder: int) -> None:
+        shadow = self.shadows.pop(stage, None)
+        if shadow is not None and (others := shadow.holders - {holder}):
+            self.shadows[stage] = replace(shadow, holders=others)
 
     def _rebuild_without_shadow(self, stages: Sequence[int]) -> list[Rung]:
         rungs: list[Rung] = []

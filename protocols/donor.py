@@ -35,9 +35,9 @@ class Donor:
         self._waiting: dict[WeightsKind, list[PeerId]] = {}
         self._taking: dict[WeightsKind, str] = {}  # the snapshot that is being taken for them
         self._leases: Timers[str] = Timers()
-        self._since: dict[
-            str, int
-        ] = {}  # own round when it was taken; a round without work leaves the weights' behind
+        # Own round when it was taken. The runtime's is older after rounds without work, though the weights are not:
+        # by that a joiner would be left behind where it begins, and begin again for ever.
+        self._since: dict[str, int] = {}
         self._num_taken = 0
         self.stage: int | None = None
         self.round = 0
@@ -86,7 +86,7 @@ class Donor:
             index=index,
             count=len(taken.packets),
             sha256=taken.sha256,
-            round=taken.round,
+            round=self._since[taken.snapshot],
             outer_step=taken.outer_step,
             packet=taken.packets[index],
         )

@@ -117,7 +117,6 @@ class SnapshotTaken:
     kind: WeightsKind
     snapshot: str
     sha256: str
-    round: int
     outer_step: int
     packets: tuple[TensorPacket, ...]
 

@@ -196,7 +196,6 @@ def _run_state_job(runtime: StageRuntime, job: StateJob) -> Event:
                 kind=kind,
                 snapshot=name,
                 sha256=sha256,
-                round=runtime.round,
                 outer_step=runtime.outer_step,
                 packets=packets,
             )

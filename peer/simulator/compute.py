@@ -161,7 +161,6 @@ class CostCompute:
             kind=job.kind,
             snapshot=job.snapshot,
             sha256="0" * 64,
-            round=self._round,
             outer_step=self._outer_step,
             packets=(CHUNK,) * SNAPSHOT_CHUNKS,
         )

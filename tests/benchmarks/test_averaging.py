@@ -65,8 +65,13 @@ def test_random_paths_train_all_replicas():
 
 def test_ratios_pair_the_seeds():
     """Each seed against its own, then the mean."""
-    found = {"ours": [an_outcome(1.0), an_outcome(2.0)], "base": [an_outcome(1.0), an_outcome(2.0)]}
+    found = {
+        "ours": [an_outcome(1.0), an_outcome(2.0)],
+        "base": [an_outcome(1.0), an_outcome(2.0)],
+        "once": [an_outcome(1.0)],
+    }
     assert perplexity_ratio(found, "ours", "base") == 1.0
+    assert perplexity_ratio(found, "once", "base") == 1.0  # against the same seed
     assert loss_ratio([2.2, 1.0], [2.0, 1.0]) == pytest.approx(1.05)
 
 
@@ -79,5 +84,7 @@ def test_the_report_has_every_bar_and_tells_every_way(monkeypatch: pytest.Monkey
         "N7a", "N7b", "N7c", "N7d", "N8", "C-boundary", "C-outer-bytes", "C-outer-loss",
     ]  # fmt: skip
     facts = dict(report.facts)
-    assert all(f"{name}: loss of a replica" in facts for name in WAYS)
+    assert all(
+        f"{name}, rate {way.learning_rate:g}: loss of a replica" in facts for name, way in WAYS.items()
+    )
     assert len(FULL.seeds) >= 3

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks import __main__ as program
 from benchmarks import recovery, recovery_outages, recovery_trainer
@@ -20,7 +19,6 @@ from benchmarks.recovery_churn import (
     Climbing,
     Rebuilding,
     RollingBack,
-    Skipping,
     course,
     draws,
     train_swapped,
@@ -28,47 +26,14 @@ from benchmarks.recovery_churn import (
 )
 from benchmarks.recovery_findings import ratio, spread
 from benchmarks.recovery_jumps import rounds_back
-from benchmarks.recovery_outages import DROP, NONE, SKIP, Outages, noise, outcome, rows_of, train_without
 from benchmarks.recovery_rules import Ladder, Rule, Rung, rebuild
-from benchmarks.recovery_sizes import INNER, LARGE, MIDDLE, STAGES, TINY, Size
+from benchmarks.recovery_sizes import INNER, LARGE, MIDDLE, STAGES
 from benchmarks.recovery_trainer import Trainer, training_skips
-from peer.compute.inner_optimizer import learning_rate
 from peer.evaluate import evaluate
 from peer.model.llama import Llama
 from peer.model.stage import renumbered
 from protocols.checkfree import mix, swapped_order
-
-SMALL = replace(
-    TINY,
-    seeds=(1,),
-    base_rounds=13,
-    tail_rounds=5,
-    churn_rounds=6,
-    target_rounds=12,
-    crucible_rounds=6,
-    validation_tokens=4_096,
-    validate_every=2,
-    kept_microbatches=4,
-    shadow_every=5,
-    checkpoint_every=5,
-    refit_steps=4,
-)
-
-
-def a_trainer(rounds: int = 0, size: Size = SMALL) -> Trainer:
-    trainer = Trainer(size, size.spec(1))
-    for _ in range(rounds):
-        trainer.train()
-    return trainer
-
-
-def weights(trainer: Trainer) -> list[Tensor]:
-    return [flat.weights.clone() for flat in trainer.flats]
-
-
-def changed(trainer: Trainer, before: list[Tensor]) -> set[int]:
-    """Stages whose weights are other ones now."""
-    return {stage for stage, old in enumerate(before) if not torch.equal(trainer.flats[stage].weights, old)}
+from tests.benchmarks.small_trainer import SMALL, a_trainer, changed, weights
 
 
 def as_model(trainer: Trainer) -> Llama:
@@ -264,10 +229,12 @@ def test_a_lost_stage_comes_back_as_its_shadow():
     assert torch.equal(trainer.flats[3].weights, expected)
 
 
-def test_a_shadow_goes_down_with_its_holder_until_the_next_refresh():
-    """Stage 3's peers hold stage 4: lost together, 3 has its shadow at 2, and 4 is mixed and refitted."""
+def test_a_shadow_goes_down_with_its_last_holder_until_the_next_refresh():
+    """Peers of stages 3 and 2 hold stage 4: both gone with it, it is mixed and refitted."""
     trainer, ladder = a_ladder(6)
-    assert ladder.rebuild([3, 4]) == [Rung.SHADOW, Rung.MIX_REFIT]
+    assert ladder.rebuild([3, 4]) == [Rung.SHADOW] * 2
+    assert ladder.rebuild([3]) == [Rung.SHADOW]  # what is lost twice has one holder less once
+    assert ladder.rebuild([2, 3, 4]) == [Rung.SHADOW] * 2 + [Rung.MIX_REFIT]
     assert ladder.rebuild([4]) == [Rung.MIX_REFIT]
     for _ in range(4):
         trainer.train()
@@ -302,17 +269,6 @@ def test_a_rollback_repeats_the_rounds_and_the_text():
     assert changed(trainer, at_checkpoint) == set()
 
 
-def test_an_outage_of_one_replica_ends():
-    trainer = a_trainer()
-    remedy = Skipping(trainer)
-    remedy.repair([4])
-    rows = []
-    for _ in range(8):
-        remedy.train()
-        rows.append(len(trainer.kept[-1][0]))
-    assert rows == [7] * 6 + [8] * 2
-
-
 def test_a_course_counts_losses_and_modelled_seconds():
     trainer = a_trainer()
     remedy = Climbing(trainer, Ladder(trainer))
@@ -331,55 +287,6 @@ def test_draws_are_the_same_for_every_remedy_and_never_two_neighbours_at_once():
     assert len(apart) < len(losses)
     for left, right in itertools.pairwise(apart):
         assert left.round < right.round or right.stage - left.stage > 1
-
-
-# ---- outages ----
-
-
-def test_published_outages_are_as_frequent_as_published():
-    """1 % a replica and step, 6 steps each: 5.7 % of replica-steps degraded at 4 stages; an inner stage misses half."""
-    outages = Outages(depth=4, multiple=1, seed=0)
-    for round_ in range(20_000):
-        away = outages.away(round_)
-        assert set(away) <= {2, 3}
-    total = 20_000 * 8
-    assert outages.num_degraded / total == pytest.approx(0.057, abs=0.003)
-    assert outages.num_missing / (2 * total) == pytest.approx(0.0285, abs=0.002)
-
-
-def test_a_dropped_replica_teaches_nothing():
-    """A round of the other rows alone, then one in which nobody is there."""
-    some, others = a_trainer(1), a_trainer(1)
-    train_without(some, rows_of({0, 7}, rows=8))
-    tokens_BL, targets_BL = others.batch()
-    others.accumulate(tokens_BL[1:7], targets_BL[1:7], others.order, {})
-    others.step()
-    assert changed(some, weights(others)) == set()
-    before = weights(some)
-    train_without(some, rows_of(set(range(8)), rows=8))
-    assert changed(some, before) == set()
-    assert some.round == 3
-
-
-def test_every_policy_sees_the_same_outages():
-    bare, skip, drop = (outcome(SMALL, 1, 4, 16, policy) for policy in (NONE, SKIP, DROP))
-    assert bare.degraded_share == 0
-    assert skip.degraded_share == drop.degraded_share > 0.1
-    assert len({bare.loss, skip.loss, drop.loss}) == 3
-
-
-def test_a_second_draw_is_of_outages_alone():
-    """The same run but for them; without any, nothing is left that differs."""
-    assert outcome(SMALL, 1, 4, 16, SKIP, 0).missing_share != outcome(SMALL, 1, 4, 16, SKIP, 1).missing_share
-    assert outcome(SMALL, 1, 4, 16, NONE, 0) == outcome(SMALL, 1, 4, 16, NONE, 1)
-    assert noise([(1.01, 1.01), (1.0, 1.0)]) == 0.0
-    assert noise([(1.002, 1.0), (1.0, 1.002)]) == pytest.approx(0.002 / 2**0.5)
-
-
-def test_the_rate_falls_to_a_tenth_at_the_end_of_an_outage_study():
-    spec = TINY.spec(1, is_outage_study=True)
-    assert learning_rate(spec, TINY.crucible_rounds) == pytest.approx(0.1 * TINY.crucible_lr)
-    assert learning_rate(TINY.spec(1), TINY.crucible_rounds) == TINY.spec(1).optimizer.lr
 
 
 # ---- the report ----
@@ -403,7 +310,7 @@ def test_ways_back_are_bounded():
 def test_one_seed_gives_every_bar_and_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Of a model that has learnt nothing: no value means anything, but all of them are there."""
     monkeypatch.setattr(recovery_trainer, "VALIDATION_ROWS", 4)
-    monkeypatch.setattr(recovery_outages, "DEPTHS", (4,))
+    monkeypatch.setattr(recovery_outages, "SEEDS_AT_DEPTH", {4: 1})
     monkeypatch.setattr(recovery_outages, "MULTIPLES", (64,))
     size = replace(SMALL, base_rounds=7, target_rounds=6, churn_rounds=3, validate_every=1, tail_rounds=1,
                    crucible_rounds=3, refit_steps=1, validation_tokens=1)  # fmt: skip

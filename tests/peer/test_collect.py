@@ -63,7 +63,7 @@ class Replica:
             if isinstance(action, TakeSnapshot):
                 packets, sha256 = pack(self.weights, {})
                 taken = SnapshotTaken(
-                    kind=action.kind, snapshot=action.snapshot, sha256=sha256, round=self.round, outer_step=1,
+                    kind=action.kind, snapshot=action.snapshot, sha256=sha256, outer_step=1,
                     packets=packets,
                 )  # fmt: skip
                 actions = self.donor.on_taken(taken, now=0.0)
@@ -247,9 +247,7 @@ def busy(replica: Replica) -> None:
     for number in range(SNAPSHOTS_MAX):
         replica.donor._taking[WeightsKind.WEIGHTS] = name = f"held-{number}"
         replica.donor.on_taken(
-            SnapshotTaken(
-                kind=WeightsKind.WEIGHTS, snapshot=name, sha256="", round=0, outer_step=0, packets=()
-            ),
+            SnapshotTaken(kind=WeightsKind.WEIGHTS, snapshot=name, sha256="", outer_step=0, packets=()),
             now=0.0,
         )
     replica.donor.round += SNAPSHOT_FRESH_ROUNDS + 1  # too old to be served again

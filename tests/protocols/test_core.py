@@ -331,7 +331,7 @@ def test_a_snapshot_is_served_from_the_stage_that_is_served():
     request = WeightsRequest(kind=WeightsKind.FULL, stage=2, snapshot="", index=0)
     assert hears(core, "c9", request) == [TakeSnapshot(kind=WeightsKind.FULL, snapshot="c1-1")]
     taken = SnapshotTaken(
-        kind=WeightsKind.FULL, snapshot="c1-1", sha256="0" * 64, round=0, outer_step=0, packets=(PACKET,)
+        kind=WeightsKind.FULL, snapshot="c1-1", sha256="0" * 64, outer_step=0, packets=(PACKET,)
     )
     assert said(core.handle(taken, 2.0), Send)[0].to == "c9"
 

@@ -101,3 +101,33 @@ def test_bytes_take_time():
     wires.network.send("a1", "b1", release(0), 5000)
     wires.run()
     assert 5.0 < wires.clock.now < 5.1
+
+
+def by_letter(peer: str) -> int:
+    """a on one side, all others on the other."""
+    return 0 if peer[0] == "a" else 1
+
+
+def test_a_split_swarm_talks_only_on_each_side():
+    wires = Wires()
+    wires.network.split(by_letter)
+    wires.network.send("a1", "b1", release(0), 100)
+    wires.network.send("b1", "c1", release(1), 100)
+    assert sorted(entry[:3] for entry in wires.run()) == [("delivered", "c1", "b1"), ("failed", "a1", "b1")]
+    wires.network.split(None)
+    wires.network.send("a1", "b1", release(2), 100)
+    assert wires.run()[-1] == ("delivered", "b1", "a1", release(2))
+
+
+def test_a_death_beyond_the_split_looks_like_silence():
+    """No session breaks, and a call is not refused: from here the peer may as well live."""
+    wires = Wires()
+    wires.network.send("a1", "b1", release(0), 100)
+    wires.network.send("c1", "b1", release(1), 100)
+    wires.run()
+    wires.log.clear()
+    wires.network.split(by_letter)
+    wires.network.kill("b1")
+    assert wires.run() == [("failed", "c1", "b1", None)]
+    assert wires.network.is_refused("c1", "b1")
+    assert not wires.network.is_refused("a1", "b1")

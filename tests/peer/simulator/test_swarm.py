@@ -18,8 +18,8 @@ from tests.protocols.builders import key
 LAYOUT = {0: 1, 1: 1, 2: 1}
 
 
-def a_simulation(**flags: bool) -> Simulation:
-    return Simulation(tiny_spec(3), LAYOUT, 1, **flags)
+def a_simulation() -> Simulation:
+    return Simulation(tiny_spec(3), LAYOUT, 1)
 
 
 def test_a_stash_that_leaks_is_found(monkeypatch: pytest.MonkeyPatch):
