@@ -264,9 +264,7 @@ class PeerCore:
             return actions + look_for_stage(self, now)
         if self.recovery.state is not RecoveryState.SERVING or self.leaving:
             return actions
-        if (
-            0 < self.ledger.round < self.spec.rounds.total_rounds
-        ):  # before and after, stages may well be empty
+        if self.ledger.round > 0:  # before, stages may well be empty
             actions += self.adoption.on_view(view, now)
         self.moves.on_view(now)
         if self.stage != 0:

@@ -376,3 +376,13 @@ def test_the_same_events_give_the_same_actions():
         return actions
 
     assert play() == play()
+
+
+@pytest.mark.parametrize(("round_", "calls"), [(0, False), (3, True), (SPEC.rounds.total_rounds, True)])
+def test_stages_are_watched_from_the_first_round_on_and_beyond_the_last(round_: int, calls: bool):
+    """Before, their peers are still on the way; after, the model must be whole to be exported."""
+    core = serving("d1", view=GONE)
+    core.ledger.round = round_
+    thin = view_of("a1", "b1", "c1", "d1", "d2", "d3")
+    called = [one.peer for one in said(core.handle(ViewChanged(view=thin), 1.0), CallPeer)]
+    assert (called == ["a1", "b1", "c1"]) == calls
