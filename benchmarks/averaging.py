@@ -30,7 +30,7 @@ from protocols.run_spec import Codec, OuterMode, OuterSpec, PairSchedule
 PICTURE = Path(__file__).with_name("averaging.png")
 COMPACT_FRAGMENTS = 12  # with int8's scales, 1/48 of fp32
 
-PUBLISHED = OuterSpec(alpha=0.5, beta=0.7, gamma=0.7)
+PUBLISHED = OuterSpec(mode=OuterMode.PAPER, alpha=0.5, beta=0.7, gamma=0.7)
 
 
 def proposing(
@@ -52,7 +52,7 @@ def proposing(
 # Proposals without momentum are the fast weights: plain gossip. At seed 1 and 300 rounds alpha 0.3, beta 0.7 did worse
 # with 10 inner steps and a little better with 20; alpha 0.5 and more did far worse with 10. One setting
 # was 0.47 nats apart on two seeds, so that one seed orders little.
-DILOCO = OuterSpec(inner_steps=20, alpha=0.3, beta=0.7, gamma=0.7)
+DILOCO = OuterSpec(mode=OuterMode.PAPER, inner_steps=20, alpha=0.3, beta=0.7, gamma=0.7)
 OURS = "propose, every 5, 2 rounds"
 WAYS = {
     "data parallel": Way(outer=None),

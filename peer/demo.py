@@ -34,7 +34,7 @@ WITH_KILLS, UNDISTURBED = "with kills", "undisturbed"
 # Loopback peers answer at once: a loss may be noticed sooner than over the internet.
 LIVENESS = dict(heartbeat_s=2.0, record_ttl_s=12.0, view_poll_s=1.0)
 # Loopback costs nothing: replicas that average often learn as one, so two runs differ by their kills and little else.
-OUTER = dict(mode="propose", alpha=0.0, beta=1.0, inner_steps=2)
+OUTER = dict(inner_steps=2)
 WARMUP_ROUNDS = 40  # with 20, gradients explode for some rounds at the top of the rate
 
 

@@ -141,9 +141,9 @@ class OuterSpec(_Part):
     """NoLoCo: pairwise averaging every `inner_steps` rounds."""
 
     inner_steps: int = Field(default=10, ge=1)
-    mode: OuterMode = OuterMode.PAPER
-    alpha: float = Field(default=0.5, ge=0, lt=1)
-    beta: float = Field(default=0.7, gt=0, le=2)
+    mode: OuterMode = OuterMode.PROPOSE
+    alpha: float = Field(default=0.0, ge=0, lt=1)
+    beta: float = Field(default=1.0, gt=0, le=2)
     gamma: float = Field(default=0.7, gt=0, description="mode paper: pull to the partner")
     rounds: int = Field(default=1, ge=1, le=2, description="partners one after the other, each outer step")
     schedule: PairSchedule = PairSchedule.RANDOM

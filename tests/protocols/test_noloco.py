@@ -13,7 +13,7 @@ from protocols.noloco import PULL_MAX, PULL_MIN, PullLimit, half, outer_step, se
 from protocols.run_spec import Codec, OuterMode, OuterSpec
 from protocols.tensor_codec import decode, encode
 
-PAPER = OuterSpec(alpha=0.5, beta=0.7, gamma=0.9)
+PAPER = OuterSpec(mode=OuterMode.PAPER, alpha=0.5, beta=0.7, gamma=0.9)
 PROPOSE = OuterSpec(mode=OuterMode.PROPOSE, alpha=0.9, beta=0.7)
 SPECS = [pytest.param(PAPER, id="paper"), pytest.param(PROPOSE, id="propose")]
 WIDTH = 40
@@ -127,7 +127,7 @@ def test_propose_mode_averages_nesterov_proposals() -> None:
 
 def test_with_gamma_equal_to_beta_the_fast_weights_are_the_message() -> None:
     """Half of the published bytes: u = beta theta."""
-    spec = OuterSpec(alpha=0.5, beta=0.7, gamma=0.7)
+    spec = OuterSpec(mode=OuterMode.PAPER, alpha=0.5, beta=0.7, gamma=0.7)
     phi, theta, delta = torch.randn(3, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(half(spec, phi=phi, theta=theta, delta=delta), 0.7 * theta)
 
@@ -289,7 +289,7 @@ def test_only_who_knows_no_measure_follows_anywhere_and_a_joiner_gets_it_from_it
 def test_many_tiny_updates_add_up() -> None:
     """N3: 1,000 steps of a sixteenth of a bf16 ulp would vanish if slow weights were kept in bf16."""
     phi, delta = torch.ones(4), torch.zeros(4)
-    spec, limit = OuterSpec(alpha=0.0, beta=1.0, gamma=1.0), PullLimit()
+    spec, limit = OuterSpec(mode=OuterMode.PAPER, alpha=0.0, beta=1.0, gamma=1.0), PullLimit()
     for _ in range(1000):
         phi, delta = outer_step(spec, phi=phi, theta=phi + 2.0**-12, delta=delta, limit=limit)
     assert math.isclose(float(phi[0]), 1 + 1000 * 2.0**-12, rel_tol=1e-4)

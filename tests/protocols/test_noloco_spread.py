@@ -24,7 +24,7 @@ Matrix = NDArray[np.float64]
 
 def paper(alpha: float, gamma: float) -> OuterSpec:
     """Also what the validator refuses: here it is shown why."""
-    return OuterSpec().model_copy(update={"alpha": alpha, "gamma": gamma, "beta": 0.7})
+    return OuterSpec(mode=OuterMode.PAPER).model_copy(update={"alpha": alpha, "gamma": gamma, "beta": 0.7})
 
 
 PROPOSE = OuterSpec(mode=OuterMode.PROPOSE, alpha=0.9, beta=0.7)
@@ -176,7 +176,7 @@ def test_the_published_defaults_drift_apart_and_are_refused():
     assert refused.spread > 10 * before
     assert recommended.spread < 0.1 * before
     with pytest.raises(ValueError, match=r"below 2 \(1 - alpha\^2\) = 0.38"):
-        OuterSpec(alpha=0.9, gamma=0.7)
+        OuterSpec(mode=OuterMode.PAPER, alpha=0.9, beta=0.7, gamma=0.7)
 
 
 @pytest.mark.parametrize("beta", [1.34, 1.37])

@@ -32,7 +32,7 @@ def test_any_difference_gives_another_run():
 def test_a_diverging_gamma_is_refused_with_the_bound_and_the_way_out():
     """The published class defaults, alpha 0.9 and gamma 0.7, drive replicas apart."""
     with pytest.raises(ConfigError) as caught:
-        preset("nano", outer={"alpha": 0.9, "gamma": 0.7})
+        preset("nano", outer={"mode": "paper", "alpha": 0.9, "beta": 0.7, "gamma": 0.7})
     text = str(caught.value)
     assert "gamma 0.7" in text
     assert "0.38" in text
