@@ -3,8 +3,8 @@
 A ring: the last stage's peers keep the first's, embedding and head included. With `shadow_depth` 2 two adjacent stages
 may be lost at once: the second's copy was with the first, and with the stage before. A copy is an ordinary snapshot,
 pulled from one replica every `interval` rounds and replaced as a whole; so weights of two replicas are never mixed, and
-what is served to a peer that takes the stage over has the hash that its owner gave it. They are the fast weights: at
-most an interval old, which slow weights would be at their youngest.
+what is served to a peer that takes the stage over has the hash that its owner gave it. They are fast weights: slow ones
+would be older by up to an outer step.
 
     IDLE -interval over, a replica in sight-> PULLING -whole-> IDLE
     PULLING -donor refuses, is silent or lost-> IDLE, and soon again
