@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from protocols.actions import DonorState, Send
 from protocols.messages import TensorPacket, WeightsChunk, WeightsKind, WeightsRequest
-from protocols.swarm import PeerInfo
+from protocols.swarm import PeerId, PeerInfo
 
 CHUNK_LIMIT_S = 20.0  # a donor's silence
 
@@ -52,3 +54,10 @@ class Download:
             grad_norm=self.donor.grad_norm,
             packets=tuple(self.packets),
         )
+
+
+def newest_donor(replicas: Sequence[PeerInfo], receiver: PeerId) -> PeerInfo:
+    """One of those that are furthest, give or take a round: receivers spread over equal ones."""
+    newest = max(info.round for info in replicas)
+    equal = [info for info in replicas if info.round >= newest - 1]
+    return equal[zlib.crc32(receiver.encode()) % len(equal)]

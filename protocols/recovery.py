@@ -12,7 +12,6 @@ nobody ever had others. Invariant: the weights change only in MERGING, by one jo
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable
 from enum import Enum
 
@@ -23,7 +22,7 @@ from protocols.actions import (
     RecoverySource,
     RunRecovery,
 )
-from protocols.download import CHUNK_LIMIT_S, Download
+from protocols.download import CHUNK_LIMIT_S, Download, newest_donor
 from protocols.messages import WeightsChunk, WeightsKind
 from protocols.outlook import Outlook
 from protocols.run_spec import RunSpec
@@ -70,9 +69,7 @@ class Recovery:
         self._timers.clear("retry")
         siblings = self._willing(self._siblings(stage, outlook.visible), WeightsKind.FULL)
         if siblings:
-            newest = max(info.round for info in siblings)
-            equal = [info for info in siblings if info.round >= newest - 1]
-            donor = equal[zlib.crc32(self._me.encode()) % len(equal)]  # joiners spread over equal donors
+            donor = newest_donor(siblings, self._me)
             return self._collect(RecoverySource.CATCH_UP, [donor], WeightsKind.FULL, now)
         if self.own[0] > 0:  # what those ahead had is gone with them, once their records lapse
             return self._pause(now) if self._siblings(stage, outlook.view) else self._keep()

@@ -20,7 +20,7 @@ from math import ceil
 
 from protocols.actions import Action, Count, DonorState, Send
 from protocols.admission import stage_parameters
-from protocols.download import CHUNK_LIMIT_S, Download
+from protocols.download import CHUNK_LIMIT_S, Download, newest_donor
 from protocols.messages import WeightsChunk, WeightsKind, WeightsRequest
 from protocols.run_spec import RunSpec
 from protocols.swarm import PeerId, PeerInfo, SwarmView
@@ -88,10 +88,7 @@ class Shadows:
         return []
 
     def _pull(self, stage: int, replicas: Sequence[PeerInfo], now: float) -> Send:
-        newest = max(info.round for info in replicas)
-        equal = [info for info in replicas if info.round >= newest - 1]
-        donor = equal[zlib.crc32(self._me.encode()) % len(equal)]
-        self._pulling = Download(donor, WeightsKind.WEIGHTS, stage)
+        self._pulling = Download(newest_donor(replicas, self._me), WeightsKind.WEIGHTS, stage)
         self._timers.set("chunk", now + CHUNK_LIMIT_S)
         return self._pulling.request()
 

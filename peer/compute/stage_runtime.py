@@ -288,9 +288,7 @@ class StageRuntime:
 
     def _catch_up(self, donors: tuple[DonorState, ...]) -> bool:
         """Everything of one sibling: slow weights and momentum belong together."""
-        if len(donors) != 1 or donors[0].stage != self.stage:
-            return False
-        state = snapshot.unpack(donors[0].packets, donors[0].sha256, self._expected(WeightsKind.FULL))
+        state = self._own_state(donors, WeightsKind.FULL)
         if state is None:
             return False
         self._set_state(state)
@@ -298,13 +296,17 @@ class StageRuntime:
 
     def _restore(self, donors: tuple[DonorState, ...]) -> bool:
         """The stage's own weights of some rounds ago, from whoever kept them."""
-        if len(donors) != 1 or donors[0].stage != self.stage:
-            return False
-        state = snapshot.unpack(donors[0].packets, donors[0].sha256, self._expected(WeightsKind.WEIGHTS))
+        state = self._own_state(donors, WeightsKind.WEIGHTS)
         if state is None:
             return False
         self._replace(state)
         return True
+
+    def _own_state(self, donors: tuple[DonorState, ...], kind: WeightsKind) -> dict[str, Tensor] | None:
+        """What one donor has of this very stage; None when it is not what it should be."""
+        if len(donors) != 1 or donors[0].stage != self.stage:
+            return None
+        return snapshot.unpack(donors[0].packets, donors[0].sha256, self._expected(kind))
 
     def _replace(self, weights: Mapping[str, Tensor]) -> None:
         """Other weights, without what belongs to them: moments and slow weights start anew."""
